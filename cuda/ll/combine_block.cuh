@@ -134,10 +134,20 @@ __device__ __forceinline__ TopkWeight topk_weight_of(const Block<Op>& block, con
     return make_topk_weight(block.op, words);
 }
 
-// One warp of the grid sends the fingerprint of this rank and checks the others' fingerprints.
+// One warp of the grid sends the fingerprint of this rank and checks the others' fingerprints, instead of rows.
+__device__ __forceinline__ uint32_t fingerprint_warp() { return num_warps() / 2; }
+template <typename Op>
+__device__ __forceinline__ bool has_fingerprint_warp(const Block<Op>& block) {
+    return block.receivers.index() == 0;
+}
 template <typename Op>
 __device__ __forceinline__ bool is_fingerprint_warp(const Block<Op>& block) {
-    return block.receivers.index() == 0 && block.warp == num_warps() / 2;
+    return has_fingerprint_warp(block) && block.warp == fingerprint_warp();
+}
+// Those of this block.
+template <typename Op>
+__device__ __forceinline__ uint32_t sending_warps(const Block<Op>& block) {
+    return num_warps() - (has_fingerprint_warp(block) ? 1 : 0);
 }
 
 }  // namespace nccl_ep::ll_combine_impl

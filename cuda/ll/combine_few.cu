@@ -66,7 +66,7 @@ __device__ __forceinline__ void run(const LlCombineParams& params) {
     }
     fill_shared(block, start);
     __syncthreads();
-    const bool goes_on = op.begin(shared.start);
+    const bool goes_on = all_lanes(op.begin(shared.start));
     if (!goes_on) {
         advance_epoch(op);
         return;

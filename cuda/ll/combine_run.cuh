@@ -46,9 +46,10 @@ __device__ void send_rows(const Block<Op>& block, Send send) {
         most_tokens = max(most_tokens, block.tokens_of[rank]);
     }
     const uint32_t units = most_tokens * block.op.ranks() * block.units.count;
-    const uint32_t step = num_warps() * block.senders.blocks;
+    const uint32_t step = sending_warps(block) * block.senders.blocks;
     // With one token for a block its first warp tells the token's weights, so it begins last.
-    const uint32_t turn = (block.warp == 0 ? num_warps() : block.warp) - 1;
+    const uint32_t place = block.warp == 0 ? num_warps() : block.warp;
+    const uint32_t turn = place - (has_fingerprint_warp(block) && place > fingerprint_warp() ? 2 : 1);
 #pragma unroll 1
     for (uint32_t unit = block.senders.unit(turn); unit < units;
          unit = Op::kFromQueue ? block.senders.next_unit(&block.shared.next_send) : unit + step) {
@@ -57,6 +58,24 @@ __device__ void send_rows(const Block<Op>& block, Send send) {
             send(block, outgoing);
         }
     }
+}
+
+// What one warp does while others send and receive rows. Its course is its own to the end of the kernel: where it joined
+// theirs, each of their votes would be twice as long (Late).
+template <typename Op>
+__device__ __forceinline__ void hear_fingerprints(const Block<Op>& block) {
+    const Op& op = block.op;
+    time_begins(block);
+    advance_epoch(op);
+    if (op.relays() || op.receives()) {
+        check_fingerprints(block);
+    }
+    if constexpr (Op::kSeveral) {
+        if (op.relays()) {
+            finish_relay(op);
+        }
+    }
+    acknowledge(op);
 }
 
 template <typename Op>
@@ -69,7 +88,7 @@ __device__ __forceinline__ void fill_shared(const Block<Op>& block, const Start&
     if (threadIdx.x == 0) {
         block.shared.start = start;
         if constexpr (Op::kFromQueue) {
-            block.shared.next_send = num_warps();
+            block.shared.next_send = sending_warps(block);
             block.shared.next_receive = 0;
         }
     }
@@ -92,7 +111,7 @@ __device__ __forceinline__ void run(const LlCombineParams& params, const Nodes& 
     }
     fill_shared(block, start);
     __syncthreads();
-    bool goes_on = op.begin(shared.start) && (!op.sends() || wait_until_bank_is_free(op, block.warp));
+    bool goes_on = all_lanes(op.begin(shared.start)) && (!op.sends() || wait_until_bank_is_free(op, block.warp));
     if constexpr (Op::kSeveral) {
         goes_on = goes_on && (!op.sends() || sources_arrived(op, header)) &&
                   (!op.receives() || sums_arrived(op));
@@ -103,9 +122,9 @@ __device__ __forceinline__ void run(const LlCombineParams& params, const Nodes& 
         }
         tell(block);
     }
-    // Before this warp sends, and waits for weights itself.
-    if (goes_on && block.receivers.has_this_block() && is_fingerprint_warp(block)) {
-        time_begins(block);
+    if (goes_on && is_fingerprint_warp(block)) {
+        hear_fingerprints(block);
+        return;
     }
     if (goes_on && op.sends() && block.senders.has_this_block()) {
         send_rows(block, send);

@@ -215,10 +215,6 @@ __device__ __forceinline__ uint32_t first_receive_turn(const Block<Op>& block) {
 // sums what its peers return for. One piece of code does both.
 template <typename Type, typename Op>
 __device__ __forceinline__ void receive_rows(const Block<Op>& block, bool relays) {
-    if (is_fingerprint_warp(block)) {
-        check_fingerprints(block);
-        return;
-    }
     uint32_t tokens = block.shape.tokens;
     uint32_t sources = 1;
     if constexpr (Op::kSeveral) {

@@ -31,7 +31,7 @@ __device__ __forceinline__ bool begin(const Block<Op>& block, Op& op, const Star
         block.shared.start = start;
     }
     __syncthreads();
-    return op.begin(block.shared.start);
+    return all_lanes(op.begin(block.shared.start));
 }
 
 // Waits for a chunk of (source, token), if it comes here; false if that is given up. Where the source has no such token,

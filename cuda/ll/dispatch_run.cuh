@@ -30,7 +30,7 @@ __device__ __forceinline__ void run(const LlDispatchParams& params, const Nodes&
             shared.start = start;
         }
         __syncthreads();
-        bool ok = op.begin(shared.start) && (!op.sends() || wait_until_bank_is_free(op, block.warp));
+        bool ok = all_lanes(op.begin(shared.start)) && (!op.sends() || wait_until_bank_is_free(op, block.warp));
         if constexpr (Op::kSeveral) {
             ok = ok && (!op.relays() || sources_arrived(op, header));
         }

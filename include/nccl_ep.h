@@ -491,15 +491,15 @@ ncclResult_t ncclEpHandleDestroy(ncclEpHandle_t handle);
 ncclResult_t ncclEpHandleGetNumRecvTokens(ncclEpHandle_t handle,
                                           unsigned int *num_recv_tokens);
 
-// As `ncclEpHandleGetNumRecvTokens`, but waits at most that long: so a program can look at other things, such as signals,
-// and call again. The deadline of the wait counts from the first of these calls.
+// As `ncclEpHandleGetNumRecvTokens`, but waits at most that long: so a program can look at other things, such as
+// signals, and call again. The deadline of the wait counts from the first of these calls.
 //
 // @param handle          an HT handle
 // @param timeout_ms      milliseconds; 0 looks without waiting
 // @param num_recv_tokens gets the number of rows
 //
-// Returns `ncclInProgress` if the number is not known yet; `num_recv_tokens` is as before then, and it is no failure. All
-// else as `ncclEpHandleGetNumRecvTokens`.
+// Returns `ncclInProgress` if the number is not known yet; `num_recv_tokens` is as before then, and it is no failure.
+// All else as `ncclEpHandleGetNumRecvTokens`.
 ncclResult_t ncclEpHandleWaitNumRecvTokens(ncclEpHandle_t handle,
                                            unsigned int timeout_ms,
                                            unsigned int *num_recv_tokens);
@@ -722,8 +722,8 @@ ncclResult_t ncclEpSetSelector(ncclEpGroup_t ep_group,
 // `rows_of_expert`, behind itself on its stream, in a staged one behind `ncclEpComplete`. In LL those dispatches count
 // that deliver rows by expert and have a RECV_EXPERT_COUNTER_DEVICE; in HT all.
 //
-// A small kernel of its own adds, also in graphs that are captured from now on, which keep the address. Local: ranks may
-// differ.
+// A small kernel of its own adds, also in graphs that are captured from now on, which keep the address. Local: ranks
+// may differ.
 //
 // @param ep_group        the group
 // @param rows_of_expert  int64 `[L]` on the device, which the caller has set to zero, reads and clears at will on a
@@ -738,9 +738,9 @@ ncclResult_t ncclEpGroupCountRows(ncclEpGroup_t ep_group,
 // when it is ready to receive until a source rank has told how many rows come from there; a staged one does so in
 // `ncclEpComplete`. So what a rank's dispatch begins later than this one's is found under its number.
 //
-// The kernel itself adds, also in graphs that are captured from now on, which keep the address. Waits overlap, so their
-// sum means nothing. Over several nodes those for the network's messages come before, and are not among them. Local:
-// ranks may differ. HT dispatches are not timed.
+// The kernel itself adds, also in graphs that are captured from now on, which keep the address. Waits overlap, so
+// their sum means nothing. Over several nodes those for the network's messages come before, and are not among them.
+// Local: ranks may differ. HT dispatches are not timed.
 //
 // @param ep_group         the group
 // @param ns_of_source     int64 `[R]` on the device, as `rows_of_expert` of `ncclEpGroupCountRows`; NULL times no more
@@ -750,10 +750,10 @@ ncclResult_t ncclEpGroupCountRows(ncclEpGroup_t ep_group,
 ncclResult_t ncclEpGroupTimeWaits(ncclEpGroup_t ep_group,
                                   int64_t *ns_of_source);
 
-// The same for combines, LL and HT: from now on each adds the nanoseconds from when it has told the others what they need
-// until a rank has begun it, too; in HT until the first row comes from there, or the rank tells where its rows lie. A
-// staged one does so in both phases: where it waits for weights as it sends, it waits for all ranks then. Over several
-// nodes HT times the ranks of its node.
+// The same for combines, LL and HT: from now on each adds the nanoseconds from when it has told the others what they
+// need until a rank has begun it, too; in HT until the first row comes from there, or the rank tells where its rows
+// lie. A staged one does so in both phases: where it waits for weights as it sends, it waits for all ranks then. Over
+// several nodes HT times the ranks of its node.
 //
 // All else is as of `ncclEpGroupTimeWaits`.
 //

@@ -281,7 +281,8 @@ BUGS = (
         "2 NODES=01 test_formats all_bfloat16_ht", slow=True),
     Bug("other operations of other nodes", "ll/nodes.cuh",
         "        const MessageHeader header = i == threadIdx.x ? first : op.nodes.header(i + 1);\n",
-        "        return true;\n        const MessageHeader header = i == threadIdx.x ? first : op.nodes.header(i + 1);\n", "2 NODES=01 test_errors over_nodes", slow=True),
+        "        return true;\n        const MessageHeader header = i == threadIdx.x ? first : op.nodes.header(i + 1);\n",
+        "2 NODES=01 test_errors over_nodes", slow=True),
     # ---- High throughput ------------------------------------------------------------------------
     Bug("of equal ids the last one's weight", "ht/tail.cuh",
         "is_named ? found + other_weight : other_weight;", "other_weight;", "2 test_ht repeated_experts"),

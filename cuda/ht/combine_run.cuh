@@ -6,8 +6,8 @@
 
 namespace nccl_ep::ht_combine_impl {
 
-// A warp adds to `waits` how long the first row of each peer takes. It stays marked as there, whoever takes it. `ranks` are
-// those of the peers, NULL on one node.
+// A warp adds to `waits` how long the first row of each peer takes. It stays marked as there, whoever takes it. `ranks`
+// are those of the peers, NULL on one node.
 __device__ __noinline__ static void time_first_rows(const HtCommon& common, const HtPairs& pairs, uint64_t* waits,
                                                     const uint32_t* ranks) {
     const uint64_t begin = globaltimer_ns();

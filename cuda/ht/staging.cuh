@@ -28,8 +28,8 @@ __device__ __forceinline__ void store_from(const uint8_t* from, Remote<uint8_t> 
     put_by_lanes(to, from, bytes);
 #endif
 }
-// All stores are complete, but for those of the last `Groups` commits; for lane 0, or each lane's for itself: a fence by
-// a thread that has since synchronised with them covers them.
+// All stores are complete, but for those of the last `Groups` commits; for lane 0, or each lane's for itself: a fence
+// by a thread that has since synchronised with them covers them.
 template <uint32_t Groups>
 __device__ __forceinline__ void wait_stored_but() {
 #ifdef NCCL_EP_HAS_BULK_COPY

@@ -23,9 +23,9 @@ struct SharedStorage {
     uint32_t next_receive;
 };
 
-// What a warp takes at once of a token: chunks of each row, and rows that are loaded together, those that arrive or those
-// that it sends the sum of. And whether warps take
-// any unit that is left instead of every n-th: where each has two or three, those with three would end last.
+// What a warp takes at once of a token: chunks of each row, and rows that are loaded together, those that arrive or
+// those that it sends the sum of. And whether warps take any unit that is left instead of every n-th: where each has
+// two or three, those with three would end last.
 struct FewTokens {
     static constexpr uint32_t kChunks = 1;
     static constexpr uint32_t kRows = 2;

@@ -34,8 +34,8 @@ __device__ __forceinline__ bool begin(const Block<Op>& block, Op& op, const Star
     return all_lanes(op.begin(block.shared.start));
 }
 
-// Waits for a chunk of (source, token), if it comes here; false if that is given up. Where the source has no such token,
-// no entry is here.
+// Waits for a chunk of (source, token), if it comes here; false if that is given up. Where the source has no such
+// token, no entry is here.
 __device__ __forceinline__ bool receive_few(const Block<Op>& block, const UnitOfAll& unit, const BankRow<Own>& from,
                                             const Chunk& chunk, Received<Op>& received, bool& is_beyond, Late& late) {
     const Op& op = block.op;

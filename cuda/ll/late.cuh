@@ -1,4 +1,5 @@
-// Waits of warps for rows, which call nothing: they say what is late, and the report comes behind the loops around them.
+// Waits of warps for rows, which call nothing: they say what is late, and the report comes behind the loops around
+// them.
 #pragma once
 
 #include "protocol.cuh"

@@ -271,7 +271,8 @@ __device__ inline void check_fingerprint(const Op& op, uint32_t rank) {
 }
 
 // A warp adds to `waits` how long each rank takes to tell one of its counts; `count` is where that of rank 0 comes. It
-// calls nothing, for the reason at Late, and reports nothing: it leaves half of the deadline to whoever checks the ranks.
+// calls nothing, for the reason at Late, and reports nothing: it leaves half of the deadline to whoever checks the
+// ranks.
 template <typename Nodes>
 __device__ __forceinline__ void time_ranks(const LlCommon& common, const Nodes& nodes, uint32_t epoch,
                                            const uint64_t* count, uint64_t* waits) {

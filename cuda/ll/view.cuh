@@ -176,9 +176,9 @@ __device__ __forceinline__ bool is_flagged(const Op& op, uint32_t row, uint32_t 
     return flagged_lanes(op, lane_idx() == 0 ? op.here().row(row).flags + chunk : nullptr).any();
 }
 
-// A warp waits for its chunk of a row from `rank` that lies at `from`; its flags are those of row `number`. False if the
-// row does not come: `row` says whether it may, and whether that is known. After a wait that was given up `vec` holds
-// anything. `gently` pauses between polls.
+// A warp waits for its chunk of a row from `rank` that lies at `from`; its flags are those of row `number`. False if
+// the row does not come: `row` says whether it may, and whether that is known. After a wait that was given up `vec`
+// holds anything. `gently` pauses between polls.
 template <typename Op, typename Row>
 __device__ __forceinline__ bool await_chunk(const Op& op, LateOfBlock& late, const uint8_t* from, uint32_t number,
                                             const Chunk& chunk, uint32_t rank, bool gently, const Row& row,

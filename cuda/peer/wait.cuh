@@ -160,8 +160,8 @@ __device__ __forceinline__ void add_wait(uint64_t* waits, uint32_t rank, uint64_
               static_cast<unsigned long long>(globaltimer_ns() - start));
 }
 
-// A warp waits until `has_come(rank)`, in lanes, for all of so many ranks that `is_awaited`. Lanes poll in one loop: what
-// one does behind a loop of its own, such as to look at the clock, may happen when the last has left that.
+// A warp waits until `has_come(rank)`, in lanes, for all of so many ranks that `is_awaited`. Lanes poll in one loop:
+// what one does behind a loop of its own, such as to look at the clock, may happen when the last has left that.
 template <typename IsAwaited, typename HasCome, typename KeepWaiting>
 __device__ __forceinline__ void wait_for_ranks(uint32_t ranks, IsAwaited is_awaited, HasCome has_come,
                                                KeepWaiting keep_waiting) {

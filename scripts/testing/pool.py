@@ -3,8 +3,9 @@
 A step starts when the steps that it needs have passed and enough cores are free. If one of those
 failed, it does not run, and so the run does not pass. Steps without a core of their own mostly sleep:
 one of them at a time runs beside the others. While cores idle all the same, because ranks wait for
-each other, one more light step than before may run, and one less once they do not. What failed by a deadline, as anything may on a busy
-machine, is repeated once, alone and with longer ones; if it passes then, it is called flaky.
+each other, one more light step than before may run, and one less once they do not. What failed by a
+deadline, as anything may on a busy machine, is repeated once, alone and with longer ones; if it
+passes then, it is called flaky.
 """
 
 from __future__ import annotations

@@ -239,15 +239,15 @@ pub unsafe extern "C" fn ncclEpHandleGetNumRecvTokens(
     unsafe { write_num_recv_tokens("ncclEpHandleGetNumRecvTokens", handle, Duration::MAX, num_recv_tokens) }
 }
 
-/// As `ncclEpHandleGetNumRecvTokens`, but waits at most that long: so a program can look at other things, such as signals,
-/// and call again. The deadline of the wait counts from the first of these calls.
+/// As `ncclEpHandleGetNumRecvTokens`, but waits at most that long: so a program can look at other things, such as
+/// signals, and call again. The deadline of the wait counts from the first of these calls.
 ///
 /// @param handle          an HT handle
 /// @param timeout_ms      milliseconds; 0 looks without waiting
 /// @param num_recv_tokens gets the number of rows
 ///
-/// Returns `ncclInProgress` if the number is not known yet; `num_recv_tokens` is as before then, and it is no failure. All
-/// else as `ncclEpHandleGetNumRecvTokens`.
+/// Returns `ncclInProgress` if the number is not known yet; `num_recv_tokens` is as before then, and it is no failure.
+/// All else as `ncclEpHandleGetNumRecvTokens`.
 ///
 /// # Safety
 /// As of `ncclEpHandleGetNumRecvTokens`.

@@ -11,8 +11,8 @@ use nccl_ep_core::model::tensor::DevPtr;
 /// `rows_of_expert`, behind itself on its stream, in a staged one behind `ncclEpComplete`. In LL those dispatches count
 /// that deliver rows by expert and have a RECV_EXPERT_COUNTER_DEVICE; in HT all.
 ///
-/// A small kernel of its own adds, also in graphs that are captured from now on, which keep the address. Local: ranks may
-/// differ.
+/// A small kernel of its own adds, also in graphs that are captured from now on, which keep the address. Local: ranks
+/// may differ.
 ///
 /// @param ep_group        the group
 /// @param rows_of_expert  int64 `[L]` on the device, which the caller has set to zero, reads and clears at will on a
@@ -35,9 +35,9 @@ pub unsafe extern "C" fn ncclEpGroupCountRows(ep_group: ncclEpGroup_t, rows_of_e
 /// when it is ready to receive until a source rank has told how many rows come from there; a staged one does so in
 /// `ncclEpComplete`. So what a rank's dispatch begins later than this one's is found under its number.
 ///
-/// The kernel itself adds, also in graphs that are captured from now on, which keep the address. Waits overlap, so their
-/// sum means nothing. Over several nodes those for the network's messages come before, and are not among them. Local:
-/// ranks may differ. HT dispatches are not timed.
+/// The kernel itself adds, also in graphs that are captured from now on, which keep the address. Waits overlap, so
+/// their sum means nothing. Over several nodes those for the network's messages come before, and are not among them.
+/// Local: ranks may differ. HT dispatches are not timed.
 ///
 /// @param ep_group         the group
 /// @param ns_of_source     int64 `[R]` on the device, as `rows_of_expert` of `ncclEpGroupCountRows`; NULL times no more
@@ -55,10 +55,10 @@ pub unsafe extern "C" fn ncclEpGroupTimeWaits(ep_group: ncclEpGroup_t, ns_of_sou
     })
 }
 
-/// The same for combines, LL and HT: from now on each adds the nanoseconds from when it has told the others what they need
-/// until a rank has begun it, too; in HT until the first row comes from there, or the rank tells where its rows lie. A
-/// staged one does so in both phases: where it waits for weights as it sends, it waits for all ranks then. Over several
-/// nodes HT times the ranks of its node.
+/// The same for combines, LL and HT: from now on each adds the nanoseconds from when it has told the others what they
+/// need until a rank has begun it, too; in HT until the first row comes from there, or the rank tells where its rows
+/// lie. A staged one does so in both phases: where it waits for weights as it sends, it waits for all ranks then. Over
+/// several nodes HT times the ranks of its node.
 ///
 /// All else is as of `ncclEpGroupTimeWaits`.
 ///

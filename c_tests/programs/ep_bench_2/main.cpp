@@ -2,8 +2,8 @@
 // checked here: test_second does that. Options with their defaults:
 //   --layouts ht-flat,ht-expert (ll-expert,ll-rank) --sms 16,24,all (auto) --tokens 4096 --hidden 7168 --experts 256
 //   --top-k 8 --alignment 1 --iters 8 --ops 10 --memory 0 (1: handles in memory of the program's) --json FILE
-// `graph` are replays of --ops operations, back to back; `update` is ncclEpUpdateHandle with all counters. Host times are
-// inside the calls. bench/rows.py reads the file.
+// `graph` are replays of --ops operations, back to back; `update` is ncclEpUpdateHandle with all counters. Host times
+// are inside the calls. bench/rows.py reads the file.
 #include <nccl_ep.h>
 
 #include <cstdio>

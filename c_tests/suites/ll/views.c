@@ -47,8 +47,8 @@ EP_TEST(views_without_tokens) {
     in_every_order(&run);
 }
 
-// Casts stay, or are copied where their scales are many, as are all rows whose scales are forwarded: between the former,
-// so that banks stay as they were. Lengths change, and combines have rows of another one.
+// Casts stay, or are copied where their scales are many, as are all rows whose scales are forwarded: between the
+// former, so that banks stay as they were. Lengths change, and combines have rows of another one.
 EP_TEST(views_formats) {
     enum { kFormats = 12, kMostBytes = 4096 };
     const Shape shape = {2, 7, 4, ncclBfloat16, kMostBytes / 2, kRefMessy, true};

@@ -31,7 +31,8 @@ static void backward(const Run* run) {
     run_check_combine(run, NCCL_EP_BWD_PASS);
 }
 
-// XLA keeps the memory as a value, and TransformerEngine makes another handle for each address: a combine follows at once.
+// XLA keeps the memory as a value, and TransformerEngine makes another handle for each address: a combine follows at
+// once.
 static void move(Run* run) {
     RefBuffer before = run->memory;
     ncclEpHandle_t first = run->handle;
@@ -76,8 +77,8 @@ EP_TEST(transformer_engine_moves_its_routings) {
     }
 }
 
-// Several micro-batches go forward before the first goes back. With a capacity what is beyond it is dropped; the program
-// reads how much came, and makes a larger group.
+// Several micro-batches go forward before the first goes back. With a capacity what is beyond it is dropped; the
+// program reads how much came, and makes a larger group.
 EP_TEST(megatron_grows_its_capacity) {
     enum { kLayers = 3 };
     Case test = layer_case(env);

@@ -1,5 +1,5 @@
-// Calls with any arguments: they are refused and leave their outputs alone, or do what the right ones do. All ranks draw the
-// same, so they agree.
+// Calls with any arguments: they are refused and leave their outputs alone, or do what the right ones do. All ranks
+// draw the same, so they agree.
 #include "suites/second/run.h"
 
 enum { kCalls = 80, kMostChanges = 3 };

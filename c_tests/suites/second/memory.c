@@ -61,7 +61,8 @@ EP_TEST(a_graph_follows_the_memory) {
     run_close(&run);
 }
 
-// What is no routing of such a handle is not followed: the group fails. `fewer` tokens than it was routed for, if it was.
+// What is no routing of such a handle is not followed: the group fails. `fewer` tokens than it was routed for, if it
+// was.
 static void expect_foreign(const EpEnv* env, Case test, bool is_routed, unsigned fewer) {
     Run run;
     test.in_memory = true;

@@ -182,9 +182,9 @@ std::vector<Case> ThreadCases() {
          "from a lane that the mask does not name"},
         {"parts_of_warps", Wanted::kRefused, PartsOfWarps, "a launch of 1 blocks of 33 threads"},
         {"more_than_a_stack", Wanted::kRefused, MoreThanAStack,
-         "the thread has used more than the 102400 bytes of its stack"},
+         "the thread has used more than the 102720 bytes of its stack"},
         {"more_than_a_stack_for_a_while", Wanted::kRefused, MoreThanAStackForAWhile,
-         "the thread has used more than the 102400 bytes of its stack"},
+         "the thread has used more than the 102720 bytes of its stack"},
     };
 }
 

@@ -9,9 +9,8 @@
 //! receive phases that only wait for posts of the same epoch. Every wait has a deadline all the same.
 
 use crate::backend::host::message::Message;
-use crate::backend::host::window::{BANKS, Bank, Window};
+use crate::backend::host::window::{BANKS, Bank, Contents, Window};
 use crate::error::{Code, Error, Result};
-use memmap2::Mmap;
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
 use std::ops::Deref;
@@ -107,7 +106,7 @@ impl Mailboxes {
                 format!("a free bank for operation {operation}, held by ranks {slow:?}")
             },
         )?;
-        message.write_to(&mut bank.write(message.len())?)?;
+        bank.write(message.len(), |to| message.write_to(to))?;
         bank.post(epoch, message.len());
         Ok(())
     }
@@ -198,7 +197,7 @@ fn operation_of(epoch: u64) -> u64 {
 
 /// A message while it is read; dropping it releases the bank.
 pub struct Received<'a> {
-    message: Mmap,
+    message: Contents,
     bank: Bank<'a>,
     reader: usize,
     epoch: u64,

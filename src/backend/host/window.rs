@@ -10,13 +10,14 @@
 
 use crate::backend::host::shared_file::{self, Address, SEALS};
 use crate::error::{Code, Error, Result};
-use memmap2::{Mmap, MmapMut, MmapOptions, MmapRaw};
+use memmap2::{Mmap, MmapOptions, MmapRaw};
 use rustix::fs::{MemfdFlags, fcntl_add_seals, memfd_create};
 use rustix::process::{Resource, getrlimit};
 use rustix::thread::futex::{self, Flags, Timespec};
 use std::fs::File;
+use std::ops::Deref;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -39,6 +40,8 @@ const COUNTERS: usize = 64;
 const BELL: usize = 0;
 const FAILED: usize = 4;
 const WORD: usize = size_of::<u64>();
+/// Up to so many bytes a message is copied by the system, which takes less than to map and unmap it.
+const COPIED_BYTES: usize = 1 << 16;
 
 /// A mapped window: this rank's own, or a peer's.
 pub struct Window {
@@ -169,8 +172,8 @@ impl Bank<'_> {
         self.window.ring();
     }
 
-    /// Memory for a message of `bytes`; only after every reader has released the last one.
-    pub fn write(&self, bytes: usize) -> Result<MmapMut> {
+    /// Writes a message of `bytes`, which `fill` makes; only after every reader has released the last one.
+    pub fn write(&self, bytes: usize, fill: impl FnOnce(&mut [u8]) -> Result<()>) -> Result<()> {
         let most = self.window.bank_bytes;
         if bytes as u64 > most {
             let text = "a message is longer than the limit for files (ulimit -f) allows";
@@ -178,13 +181,19 @@ impl Bank<'_> {
                 Error::new(Code::SystemError, text).got(format_args!("{bytes} bytes"), format_args!("at most {most}"))
             );
         }
+        if bytes <= COPIED_BYTES {
+            let mut message = vec![0; bytes];
+            fill(&mut message)?;
+            let written = self.window.file.write_all_at(&message, self.offset());
+            return written.map_err(|cause| Error::system("writing a message", &cause));
+        }
         // SAFETY: by the protocol of `mailboxes` no rank reads the bank now.
-        unsafe { self.options(bytes).map_mut(&self.window.file) }
-            .map_err(|cause| Error::system("mapping a message to write", &cause))
+        let mapped = unsafe { self.options(bytes).map_mut(&self.window.file) };
+        fill(&mut mapped.map_err(|cause| Error::system("mapping a message to write", &cause))?)
     }
 
     /// The message; only between its post and this rank's [`Bank::set_read`].
-    pub fn read(&self) -> Result<Mmap> {
+    pub fn read(&self) -> Result<Contents> {
         let bytes = self.window.counter(self.first + WORD).load(Ordering::Relaxed);
         // Reading a hole of the file would cost the reader memory, so the claimed length alone is not trusted.
         let file = self.window.file.metadata();
@@ -193,16 +202,46 @@ impl Bank<'_> {
             .ok()
             .filter(|&bytes| bytes as u64 <= self.window.bank_bytes.min(file.blocks().saturating_mul(BLOCK_BYTES)));
         let bytes = bytes.ok_or_else(|| Error::internal("a message that is not there"))?;
+        if bytes <= COPIED_BYTES {
+            let mut message = vec![0; bytes];
+            let read = self.window.file.read_exact_at(&mut message, self.offset());
+            return read.map(|()| Contents::Copy(message)).map_err(|cause| Error::system("reading a message", &cause));
+        }
         // SAFETY: by the protocol of `mailboxes` no rank writes to the bank now.
         unsafe { self.options(bytes).map(&self.window.file) }
+            .map(Contents::Mapping)
             .map_err(|cause| Error::system("mapping a message to read", &cause))
     }
 
-    fn options(&self, bytes: usize) -> MmapOptions {
+    /// Of the bank in the file.
+    fn offset(&self) -> u64 {
         let index = (self.first - COUNTERS) / ((self.window.ranks + 2) * WORD);
+        self.window.bank_bytes * (index as u64 + 1)
+    }
+
+    fn options(&self, bytes: usize) -> MmapOptions {
         let mut options = MmapOptions::new();
-        options.offset(self.window.bank_bytes * (index as u64 + 1)).len(bytes).populate();
+        options.offset(self.offset()).len(bytes).populate();
         options
+    }
+}
+
+/// The bytes of a message.
+pub enum Contents {
+    /// Of a short one.
+    Copy(Vec<u8>),
+    /// Of a long one.
+    Mapping(Mmap),
+}
+
+impl Deref for Contents {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Copy(bytes) => bytes,
+            Self::Mapping(mapping) => mapping,
+        }
     }
 }
 

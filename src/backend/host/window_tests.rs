@@ -4,11 +4,31 @@ use super::*;
 use rustix::fs::SealFlags;
 use std::time::Instant;
 
+fn hello(to: &mut [u8]) -> Result<()> {
+    to.copy_from_slice(b"hello");
+    Ok(())
+}
+
+#[test]
+fn a_long_message_is_read_as_a_short_one_is() {
+    let window = Window::create(1).unwrap();
+    for bytes in [0, 1, COPIED_BYTES, COPIED_BYTES + 1] {
+        let message: Vec<u8> = (0..bytes).map(|at| at as u8 ^ bytes as u8).collect();
+        let fill = |to: &mut [u8]| {
+            to.copy_from_slice(&message);
+            Ok(())
+        };
+        window.bank(1).write(bytes, fill).unwrap();
+        window.bank(1).post(1, bytes);
+        assert_eq!(window.bank(1).read().unwrap()[..], message);
+    }
+}
+
 #[test]
 fn a_second_mapping_sees_what_the_first_posts() {
     let mine = Window::create(2).unwrap();
     let theirs = Window::open(mine.address(), 2).unwrap();
-    mine.bank(3).write(5).unwrap().copy_from_slice(b"hello");
+    mine.bank(3).write(5, hello).unwrap();
     assert_eq!(theirs.bank(3).posted(), 0);
     mine.bank(3).post(9, 5);
     assert_eq!(theirs.bank(3).posted(), 9);
@@ -69,7 +89,7 @@ fn a_limit_makes_windows_smaller() {
 #[test]
 fn the_length_of_a_message_is_not_believed() {
     let window = Window::create(1).unwrap();
-    window.bank(0).write(5).unwrap().copy_from_slice(b"hello");
+    window.bank(0).write(5, hello).unwrap();
     for bytes in [1 << 30, 1 << 41, usize::MAX] {
         window.bank(0).post(1, bytes);
         assert!(window.bank(0).read().is_err(), "{bytes}");

@@ -287,6 +287,12 @@ class Report(unittest.TestCase):
         self.assertGreater(len(starting), 100)
         self.assertEqual([step.name for step in starting if SETUP not in needed(step)], [])
 
+    def test_steps_stand_behind_those_that_they_need(self):
+        before = set()
+        for step in catalogue.all_steps(self.PLACES):  # report.select counts on it
+            self.assertLessEqual(set(step.needs), before, step.name)
+            before.add(step.name)
+
     def test_builds_have_no_limit(self):
         steps = [*catalogue.all_steps(self.PLACES), *catalogue.gpu_builds(self.PLACES)]
         limits = {step.name: step.timeout for step in steps if step.read is counts.build}

@@ -223,7 +223,7 @@ __device__ __forceinline__ void receive_rows(const Block<Op>& block, bool relays
         sources = relays ? nodes.sources - 1 : sources;
     }
     const uint32_t units = tokens * sources * block.units.count;
-    // Without that warp.
+    // Without the warp that hears fingerprints.
     const uint32_t step = num_warps() * block.receivers.blocks - 1;
     const uint32_t turn = block.receivers.unit(first_receive_turn(block));
     const uint32_t first = turn - (turn < block.receivers.blocks * ((num_warps() - 1) / 2) ? 0 : 1);

@@ -3,9 +3,8 @@
 A step starts when the steps that it needs have passed and enough cores are free. If one of those
 failed, it does not run, and so the run does not pass. Steps without a core of their own mostly sleep:
 one of them at a time runs beside the others. While cores idle all the same, because ranks wait for
-each other, one more light step than before may run, and one less once they do not. What failed by a
-deadline, as anything may on a busy machine, is repeated once, alone and with longer ones; if it
-passes then, it is called flaky.
+each other, light steps may start beyond that. What failed by a deadline, as anything may on a busy
+machine, is repeated once, alone and with longer ones; if it passes then, it is called flaky.
 """
 
 from __future__ import annotations
@@ -25,10 +24,9 @@ _LATE = re.compile(r"deadline|in time|waited \d+ ms|hung|a pause did harm", re.I
 # How many times as long the deadlines of a repeated step are.
 _PATIENCE = {"EP_TEST_PATIENCE": "4"}
 _WATCHDOG_SECONDS = 120  # that of the C programs
-# How long the use of the cores is watched, and how many of them idle if there is room for one more, or for one less.
+# How long the use of the cores is watched, and how many of them idle if there is room for one more.
 _SAMPLE_SECONDS = 0.5
 _ROOM = 0.3
-_NO_ROOM = 0.05
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +54,7 @@ def run_steps(steps: Sequence[Step], environment: Mapping[str, str], cores: int,
     late: list[Outcome] = []
     running: dict[concurrent.futures.Future, Step] = {}
     needed = {need for step in steps for need in step.needs}
-    room = _Room(cores if fill else 0)
+    room = _Room()
 
     def finish(outcome: Outcome) -> None:
         if outcome.step.name not in needed and not outcome.first and _is_late(outcome):
@@ -73,7 +71,7 @@ def run_steps(steps: Sequence[Step], environment: Mapping[str, str], cores: int,
                 while step := _hopeless(waiting, passed):
                     waiting.remove(step)
                     finish(_not_run(step, outcomes))
-                for step in _startable(waiting, passed, list(running.values()), cores, room.found()):
+                for step in _startable(waiting, passed, list(running.values()), cores, fill and room.found()):
                     waiting.remove(step)
                     running[executor.submit(_run, step, environment)] = step
                 if not running:
@@ -106,30 +104,27 @@ def _hopeless(waiting: Sequence[Step], passed: Mapping[str, bool]) -> Step | Non
 
 
 class _Room:
-    """How many steps more than there are cores the running ones leave room for."""
+    """Finds out whether the running steps leave a core to another."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self) -> None:
         self._since, self._idle = time.monotonic(), command.idle_seconds()
-        self._steps, self._most = 0, most
 
-    def found(self) -> int:
-        """Looks at the time since it last looked; not if that is short."""
+    def found(self) -> bool:
+        """Asks for the time since it last said something; not if that is short."""
         now, idle = time.monotonic(), command.idle_seconds()
         seconds, idled = now - self._since, idle - self._idle
-        if seconds >= _SAMPLE_SECONDS:
-            self._since, self._idle = now, idle
-            more = (idled > _ROOM * seconds) - (idled < _NO_ROOM * seconds)
-            self._steps = min(max(self._steps + more, 0), self._most)
-        return self._steps
+        if seconds < _SAMPLE_SECONDS:
+            return False
+        self._since, self._idle = now, idle
+        return idled > _ROOM * seconds
 
 
 def _startable(waiting: Sequence[Step], passed: Mapping[str, bool], running: Sequence[Step],
-               cores: int, room: int) -> list[Step]:
-    """The steps to start now, in order: later light steps do not overtake a heavy one.
-
-    Light ones may use `room` beside the cores.
-    """
+               cores: int, has_room: bool) -> list[Step]:
+    """The steps to start now, in order: later light steps do not overtake a heavy one."""
     free = cores - sum(_weight(step, cores) for step in running)
+    if has_room and len(running) <= 2 * cores:
+        free = max(free, 1)
     may_sleep = all(step.cores > 0 for step in running)
     chosen = []
     for step in waiting:
@@ -138,9 +133,8 @@ def _startable(waiting: Sequence[Step], passed: Mapping[str, bool], running: Seq
         if step.cores == 0:
             starts, may_sleep = may_sleep, False
         else:
-            weight = _weight(step, cores)
-            starts = weight <= free + (room if weight == 1 else 0)
-            free = free - weight if starts else -room
+            starts = _weight(step, cores) <= free
+            free = free - _weight(step, cores) if starts else 0
         if starts:
             chosen.append(step)
     return chosen

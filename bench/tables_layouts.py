@@ -56,4 +56,20 @@ def _layouts(all_rows: Sequence[Row]) -> str:
     return table(("D+C", *_with_gpus(_BATCHES)), lines)
 
 
-TABLES = {"mapped": _mapped, "layouts": _layouts}
+def _change(all_rows: Sequence[Row]) -> str:
+    """Pairs of low latency before and after the last change of kernels, in one run."""
+    chosen = where(all_rows, name="change", mode="ll")
+    batches = [tokens for gpus, tokens in _BATCHES if gpus == "2"]
+    lines = []
+    for name, options in (*_LAYOUTS, ("by expert, in exact order", "exact")):
+        line = [name]
+        for tokens in batches:
+            found = [where(chosen, tokens=tokens, options="; ".join(filter(None, (when, options))))
+                     for when in ("before", "after")]
+            line.append(", ".join(number(of[0].time("graph", "pair")) for of in found if of) or "-")
+        if set(line[1:]) != {"-"}:
+            lines.append(line)
+    return table(("D+C", *batches), lines)
+
+
+TABLES = {"mapped": _mapped, "layouts": _layouts, "change": _change}

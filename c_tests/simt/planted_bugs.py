@@ -33,6 +33,11 @@ IMPATIENT = {"NCCL_EP_TIMEOUT_MS": "2000", "NCCLEP_SIMT_HANG_SECONDS": "5", "EP_
 SECONDS = 90
 TRIES = 10
 LINES_SHOWN = 12
+# Kernels that runs of these programs launch only with something in their text, by a part of the file's name. Leaving
+# them out halves what is compiled; a bug that needed one would not be noticed.
+KNOWN_PROGRAMS = ("test_ll", "test_ht", "test_staged")
+LAUNCHED_WITH = {"_few": "MULTIPROCESSORS", "rank_": "rank_major|views", "view": "views", "nodes": "NODES",
+                 "pack": "NODES", "zones": "by_expert", "direct": "MEMORY", "pull": "MEMORY", "offer": "MEMORY"}
 
 
 class Wrong(Exception):
@@ -77,9 +82,10 @@ class Workshop:
         self._compile("-x", "c++-header", "simt/ptx_cpu.h", "-o", str(work / "ready.h.gch"))
         self._compiler += ("-include", "ready.h")
 
-    def build(self, folder: pathlib.Path, changed: set[pathlib.Path]) -> pathlib.Path:
-        """The library of those kernels in `folder` that are made from files that have changed there."""
-        stale = [file for file in sorted(folder.rglob("*.cu")) if changed & sources_of(file)]
+    def build(self, folder: pathlib.Path, changed: set[pathlib.Path], run: str) -> pathlib.Path:
+        """The library of those kernels in `folder` that are made from files that have changed there, and that `run`
+        launches."""
+        stale = [file for file in sorted(folder.rglob("*.cu")) if changed & sources_of(file) and launches(run, file)]
         unit = folder / "kernels.cpp"
         unit.write_text("".join(f'#include "{file}"\n' for file in (LIST, *stale)))
         module = folder / "kernels.so"
@@ -90,6 +96,13 @@ class Workshop:
         made = run(*self._compiler, *words)
         if made.returncode != 0:
             raise Wrong(f"does not compile\n{shown(made)}")
+
+
+def launches(run: str, file: pathlib.Path) -> bool:
+    """Whether a run may launch kernels of a file."""
+    if not any(program in run.split() for program in KNOWN_PROGRAMS):
+        return True
+    return all(part not in file.name or re.search(words, run) for part, words in LAUNCHED_WITH.items())
 
 
 def sources_of(file: pathlib.Path) -> set[pathlib.Path]:
@@ -112,9 +125,9 @@ def judge(bug: Bug, workshop: Workshop) -> float:
     """
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as liars_folder:
-        modules = [build((*bug.beside, *((bug,) if bug.file else ())), folder, workshop)]
+        modules = [build((*bug.beside, *((bug,) if bug.file else ())), bug.run, folder, workshop)]
         if bug.lie:
-            modules.insert(0, build((*bug.beside, bug.lie), liars_folder, workshop))
+            modules.insert(0, build((*bug.beside, bug.lie), bug.run, liars_folder, workshop))
         # What happens between blocks is not the same every time; a bug may need luck to show.
         for seed in range(1, TRIES + 1 if bug.file else 2):
             ended = play(bug, workshop, modules, seed)
@@ -127,13 +140,13 @@ def judge(bug: Bug, workshop: Workshop) -> float:
     return time.monotonic() - start
 
 
-def build(changes: Sequence[Bug | Lie | Setting], folder: str, workshop: Workshop) -> pathlib.Path:
-    """The library of the kernels with those changes, made in `folder`."""
+def build(changes: Sequence[Bug | Lie | Setting], run: str, folder: str, workshop: Workshop) -> pathlib.Path:
+    """The library of the kernels of `run` with those changes, made in `folder`."""
     sources = pathlib.Path(folder, "cuda")
     shutil.copytree(KERNELS, sources)
     for change in changes:
         plant(change, sources / change.file)
-    return workshop.build(sources, {sources / change.file for change in changes})
+    return workshop.build(sources, {sources / change.file for change in changes}, run)
 
 
 def plant(change: Bug | Lie | Setting, path: pathlib.Path) -> None:

@@ -20,6 +20,11 @@ const COMBINE_SENDERS: u32 = 9;
 /// those fill NVLink, while few blocks are slow themselves.
 const BALANCED_DISPATCH_SENDERS: u32 = 11;
 const BALANCED_COMBINE_SENDERS: u32 = 14;
+/// Up to so many blocks no more of them send than fill NVLink: of a dispatch as many as of 24, of a combine of few ranks
+/// one more. More would send faster than the others store or sum, until these are many.
+const PACED_DISPATCH_BLOCKS: u32 = 64;
+const PACED_COMBINE_BLOCKS: u32 = 47;
+const PACED_COMBINE_SENDERS: u32 = 10;
 /// A guess for more than four ranks, where a combine has many blocks.
 const COMBINE_SENDERS_OF_MANY: u32 = 11;
 const MANY_BLOCKS: u32 = 96;
@@ -92,8 +97,13 @@ impl HtKind {
             (Self::Combine { .. }, 5..) if blocks >= MANY_BLOCKS => (COMBINE_SENDERS_OF_MANY, COMBINE_SENDERS_OF_MANY),
             (Self::Combine { .. }, _) => (COMBINE_SENDERS, BALANCED_COMBINE_SENDERS),
         };
+        let paced = match (self, ranks) {
+            (Self::Dispatch { .. }, _) if blocks <= PACED_DISPATCH_BLOCKS => senders,
+            (Self::Combine { .. }, ..=3) if blocks <= PACED_COMBINE_BLOCKS => PACED_COMBINE_SENDERS,
+            _ => u32::MAX,
+        };
         let of = |part| share(blocks, part, AUTO_BLOCKS);
-        let send_blocks = of(senders).max(of(balanced).min(senders));
+        let send_blocks = of(senders).max(of(balanced).min(senders)).min(paced);
         Choice { blocks, threads: self.most_threads(), send_blocks }
     }
 }
@@ -288,6 +298,11 @@ mod tests {
             (DISPATCH, 4, 8, 7),
             (DISPATCH, 4, 4, 3),
             (DISPATCH, 2, 8, 6),
+            (DISPATCH, 2, 32, 9),
+            (DISPATCH, 4, 24, 8),
+            (DISPATCH, 4, 48, 32),
+            (COMBINE, 2, 16, 10),
+            (COMBINE, 2, 24, 18),
         ] {
             let facts = facts(ranks, Some(channels));
             let grid = Grid::new(&facts, &Tuning::default(), kind, 64, H200);

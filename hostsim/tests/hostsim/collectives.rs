@@ -40,7 +40,9 @@ fn check_collectives(me: Rank) {
     assert_eq!(ncclCommCount(me.comm, Some(&mut ranks)), SUCCESS);
     assert_eq!(ncclCommCuDevice(me.comm, Some(&mut device)), SUCCESS);
     assert_eq!((rank as usize, ranks as usize, device), (me.rank, me.ranks, rank));
-    for count in [1, 1000, LARGE] {
+    // Of many ranks, which share few cores, the large ones take long and show nothing else.
+    let large = if me.ranks < 8 { LARGE } else { 2000 };
+    for count in [1, 1000, large] {
         gather(&me, count);
         reduce_all(&me, count);
         broadcast(&me, count);

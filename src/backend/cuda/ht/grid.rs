@@ -22,7 +22,7 @@ const BALANCED_DISPATCH_SENDERS: u32 = 11;
 const BALANCED_COMBINE_SENDERS: u32 = 14;
 /// Up to so many blocks no more of them send than fill NVLink: of a dispatch as many as of 24, of a combine of few ranks
 /// one more. More would send faster than the others store or sum, until these are many.
-const PACED_DISPATCH_BLOCKS: u32 = 64;
+const PACED_DISPATCH_BLOCKS: u32 = 63;
 const PACED_COMBINE_BLOCKS: u32 = 47;
 const PACED_COMBINE_SENDERS: u32 = 10;
 /// A guess for more than four ranks, where a combine has many blocks.
@@ -298,7 +298,8 @@ mod tests {
             (DISPATCH, 4, 8, 7),
             (DISPATCH, 4, 4, 3),
             (DISPATCH, 2, 8, 6),
-            (DISPATCH, 2, 32, 9),
+            (DISPATCH, 2, 24, 9),
+            (DISPATCH, 2, 32, 24),
             (DISPATCH, 4, 24, 8),
             (DISPATCH, 4, 48, 32),
             (COMBINE, 2, 16, 10),

@@ -3,7 +3,8 @@
 # the files of a release, too. What qemu shows on x86-64 is code, layouts and arithmetic: it does not reorder accesses
 # to memory as AArch64 may.
 #
-# Other shapes of LL and HT than test_random's take too long here, and so do the second interface's refusals.
+# Other shapes of LL and HT than test_random's take too long here, and so do thousands of operations and the second
+# interface's refusals.
 #
 # Usage: run.sh. Installs what it needs, and is skipped where that fails. Ends with "N passed, N failed".
 set -euo pipefail
@@ -62,8 +63,8 @@ check "programs" build_programs example_{low_latency,high_throughput,staged} \
 if [ "$failed" = 0 ]; then
     for example in low_latency high_throughput staged; do check "$example" run 3 "example_$example"; done
     check "layouts of structs" run 1 test_abi
-    check "LL" run 2 test_ll ll_
-    check "HT" run 3 test_ht ht_
+    check "LL" run 2 test_ll ll_interleaved ll_ids ll_unordered ll_handle ll_repeated
+    check "HT" run 3 test_ht ht_interleaved ht_unordered ht_repeated ht_outputs
     check "formats" run 2 test_formats formats_of_models
     check "casts" run 2 test_formats known_casts
     check "the second interface" run 2 test_second delivers every_generation in_memory_of structs_have

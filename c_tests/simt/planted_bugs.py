@@ -33,8 +33,8 @@ IMPATIENT = {"NCCL_EP_TIMEOUT_MS": "2000", "NCCLEP_SIMT_HANG_SECONDS": "5", "EP_
 SECONDS = 90
 TRIES = 10
 LINES_SHOWN = 12
-# Kernels that runs of these programs launch only with something in their text, by a part of the file's name. Leaving
-# them out halves what is compiled; a bug that needed one would not be noticed.
+# What runs of these programs must have in their text to launch certain kernels, by a part of the file's name. Kernels
+# that a run does not launch are not compiled, which halves the work. A line too many shows: its bugs are not noticed.
 KNOWN_PROGRAMS = ("test_ll", "test_ht", "test_staged")
 LAUNCHED_WITH = {"_few": "MULTIPROCESSORS", "rank_": "rank_major|views", "view": "views", "nodes": "NODES",
                  "pack": "NODES", "zones": "by_expert", "direct": "MEMORY", "pull": "MEMORY", "offer": "MEMORY"}

@@ -90,7 +90,7 @@ def _runs(variant: str, machine: Machine, quick: bool) -> Iterator[Run]:
         return
     # The CPU backend cannot be captured.
     graphs = Run("test_random/graphs", "test_random", _RANDOM_GRAPHS, ranks[-1])
-    for run in (*programs.all_runs(ranks), graphs):
+    for run in (*programs.all_runs(ranks, ranks[-1]), graphs):
         if run.cpu_only or (variant == "isolated" and run.label not in _ISOLATED):
             continue
         if run.nccl_only and variant == "onegpu":

@@ -29,8 +29,8 @@ FEW_RANKS = ("example_low_latency", "example_high_throughput", "example_staged",
 _EXACT_SUMS = (("test_ll", ()), ("test_staged", ()), ("test_random", ("--configs", "300")),
                ("test_stress", ()), ("test_graph", ()))
 _EXACT = (("NCCL_EP_LL_COMBINE", "exact"),)
-# Twice as many take twice as long and show no other order.
-_MOST_EXACT_RANKS = 4
+# On CPUs, where twice as many take twice as long and show no other order.
+_EXACT_RANKS = 4
 
 # Configurations of test_random where each is slow: with many ranks, or under a sanitizer.
 _FEW_CONFIGS = ("--configs", "200")
@@ -107,15 +107,15 @@ class Run:
         return f"{self.label}/{self.ranks}"
 
 
-def all_runs(ranks: Sequence[int]) -> Iterator[Run]:
-    """Every program with each set of options, on each suitable number of ranks."""
+def all_runs(ranks: Sequence[int], exact_ranks: int) -> Iterator[Run]:
+    """Every program with each set of options, on each suitable number of ranks; exact sums on `exact_ranks`."""
     for name, count in itertools.product(TESTS, ranks):
         few = name == "test_random" and count >= _MANY_RANKS
         yield Run(name, name, _FEW_CONFIGS if few else (), count, needs_ht=name in _NEEDS_HT)
     for name, count in itertools.product(FEW_RANKS, sorted({ranks[0], ranks[-1]})):
         yield Run(name, name, (), count, needs_ht=name in _NEEDS_HT)
     for name, options in _EXACT_SUMS:
-        yield Run(f"{name}/exact", name, options, min(ranks[-1], _MOST_EXACT_RANKS), environment=_EXACT)
+        yield Run(f"{name}/exact", name, options, exact_ranks, environment=_EXACT)
     few = ranks[1] if len(ranks) > 1 else ranks[0]
     yield Run("test_random/choices", "test_random", ("--configs", "60", "--seed", "55", "--choices"), few)
     for label, options in _FUZZ:
@@ -187,7 +187,7 @@ def host_steps(places: Places) -> list[Step]:
                     environment=environment + run.environment, short_deadlines=run.forks)
 
     everything = Step("programs/complete", lambda: _complete(places), needs=needs)
-    runs = (run for run in all_runs(RANKS) if not _runs_sanitized(run))
+    runs = (run for run in all_runs(RANKS, _EXACT_RANKS) if not _runs_sanitized(run))
     return [everything, *map(step, runs), *nodes.host_steps(places), *_fake_nccl_steps(places, needs, environment)]
 
 
@@ -208,7 +208,7 @@ def _fake_nccl_steps(places: Places, needs: tuple[str, ...],
 def sanitizer_steps(places: Places) -> list[Step]:
     """The tests, built with the address and undefined-behaviour sanitizers.
 
-    Not the benchmark and the layer, whose C++ would be half of what is compiled for it.
+    Not the benchmark and the layer, whose C++ would be two fifths of what is compiled.
     """
     # The harness sets the options of AddressSanitizer and the leak check.
     environment = (("NCCLEP_HOSTSIM_WITH_GPU", "1"), ("UBSAN_OPTIONS", "print_stacktrace=1"))
@@ -253,7 +253,7 @@ def _mpirun(ranks: int, program, options: Sequence[str], *settings: str) -> tupl
 
 def _complete(places: Places):
     """Every built program is run by a step, and every step's program was built."""
-    listed = {run.program for run in all_runs(RANKS)}
+    listed = {run.program for run in all_runs(RANKS, _EXACT_RANKS)}
     built = {path.name for path in places.programs.iterdir()}
     if built == listed:
         return counts.Counts(1, 0), ""

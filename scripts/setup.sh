@@ -135,7 +135,7 @@ install_wheels() {
 
 # nvcc's own profile looks for lib64, and a dynamic link for the name without a version.
 unpack_cuda() {
-    run_pip install --target "$1" -r "$2"
+    unpack "$1" "$2"
     ln -sfn lib "$1/nvidia/cu13/lib64"
     ln -sfn libcudart.so.13 "$1/nvidia/cu13/lib/libcudart.so"
 }
@@ -143,7 +143,7 @@ unpack_cuda() {
 # For C programs alone: all but the compiler.
 unpack_cuda_headers() {
     grep -vE '^nvidia-(cuda-nvcc|nvvm|cuda-cuobjdump)==' "$2" >"$1/lock"
-    run_pip install --target "$1" -r "$1/lock"
+    unpack "$1" "$1/lock"
 }
 
 # The wheel is 200 MB of library, which few machines need: the headers have a folder of their own.
@@ -165,19 +165,19 @@ PYTHON
     rm -rf "$1/wheel"
 }
 
-unpack() { run_pip install --target "$1" -r "$2"; }
+# Of thousands of modules some hundreds are loaded, which Python compiles then.
+unpack() { run_pip install --no-compile --target "$1" -r "$2"; }
 
-# The wheel is for GPUs; without them only its CPU half is used. Of its thousands of modules the tests
-# load some hundreds, which they compile themselves (scripts/testing/python_steps.py).
+# The wheel is for GPUs; without them only its CPU half is used.
 unpack_torch() {
-    run_pip install --no-compile --target "$1" -r "$2"
+    unpack "$1" "$2"
     python3 "$here/cuda_placeholders.py" "$1"
     rm -rf "$1/torch/include" "$1/torch/lib/libtorch_cuda_linalg.so"
 }
 
 # The package is to take this project's library, not the one that it brings.
 unpack_nccl_ep() {
-    run_pip install --no-compile --target "$1" -r "$2"
+    unpack "$1" "$2"
     rm -rf "$1"/nccl/ep/lib "$1"/nccl/m2n
 }
 

@@ -68,7 +68,7 @@ if [ "$failed" = 0 ]; then
     check "formats" run 2 test_formats formats_of_models
     check "casts" run 2 test_formats known_casts
     check "the second interface" run 2 test_second delivers every_generation in_memory_of structs_have
-    check "random operations" run 3 test_random --configs 50
+    check "random operations" run 3 test_random --configs 30
     check "a release" make_release
     check "its files" has_names
     check "pip takes the wheel" wheel_fits

@@ -126,7 +126,7 @@ BUGS = (
         "2 test_errors ll_scales_that_differ",
         slow=True),
     Bug("rows without a slot that nobody misses", "ll/dispatch_notices.cuh",
-        "if (total > block.output.rows_of_expert()) {", "if (false) {", "2 test_errors ll_repeated_ids"),
+        "if (total > block.output.rows_of_expert()) {", "if (false) {", "2 test_errors ll_repeated_ids", slow=True),
     Bug("scales read behind the last one", "base/scales.cuh",
         "part.word[i] = i < count<uint32_t>() ? *at<uint32_t>(i) : 0;",
         "part.word[i] = *at<uint32_t>(i);", "2 test_formats forwarded_scales", slow=True),
@@ -360,7 +360,7 @@ BUGS = (
         "2 test_ll rows_are_counted"),
     # ---- What a peer tells ----------------------------------------------------------------------
     Bug("more tokens than a rank may have", "ll/dispatch_notices.cuh",
-        "min(data, block.shape.max_tokens)", "data", LL_MOST, lie=MANY_TOKENS),
+        "min(data, block.shape.max_tokens)", "data", LL_MOST, slow=True, lie=MANY_TOKENS),
     Bug("experts that are not there", "ll/dispatch_receive.cuh",
         "if (received.entry.expert() >= block.shape.local_experts) {", "if (false) {", LL_MOST, slow=True,
         lie=STRAY_EXPERTS),

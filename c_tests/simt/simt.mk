@@ -9,7 +9,7 @@ simt_lib      := $(OUT)/simt/lib
 simt_programs := $(addprefix $(OUT)/simt/,$(programs))
 # Beside the library cargo has put params/, the headers of the kernels' parameters.
 # Nothing takes the place of the shim's own functions, so they may be parts of each other.
-simt_flags     = -std=c++17 -fPIC -fno-semantic-interposition -ffp-contract=off $(OPTIMISE) -g1 $(warnings) \
+simt_flags     = -std=c++17 -fPIC -fno-semantic-interposition -ffp-contract=off -O2 -g1 $(warnings) \
                  -Isimt -I$(EP_LIBDIR) -isystem $(CUDA_HOME)/include -MMD -MP
 simt_object    = $(patsubst simt/%.cpp,$(OUT)/obj/simt/%.o,$(sort $(wildcard $(1))))
 simt_objects  := $(filter-out %/kernel_list.o,$(call simt_object,simt/*.cpp))

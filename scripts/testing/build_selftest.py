@@ -10,6 +10,7 @@ import subprocess
 import tempfile
 import unittest
 
+from testing import architectures
 from testing.machine import NVCC, Machine
 from testing.step import ROOT
 
@@ -140,6 +141,15 @@ class BuildScript(unittest.TestCase):
             [ $(ls begun.* | wc -l) = 2 ] || exit 1""")
         done = self.build(meets, machine, NUM_JOBS="2")
         self.assertEqual(done.returncode, 0, done.stdout)
+
+
+class OtherArchitectures(unittest.TestCase):
+    """Those for which PTX of the library serves need no compiling."""
+
+    def test_ptx_serves_those_for_which_sources_say_the_same(self):
+        like_ptx = [(arch, made) for made in ("90+ptx", "90", "80+ptx") for arch in ("80", "89", "100")
+                    if architectures.is_like_ptx(arch, made)]
+        self.assertEqual(like_ptx, [("100", "90+ptx"), ("80", "80+ptx")])
 
 
 if __name__ == "__main__":

@@ -73,7 +73,7 @@ _SIMT = (("01", "", "test_ll"), ("01", "2000", "test_ht"),
          ("0112", "", "test_ll rank_major_shapes"),
          ("0110", "", "test_memory"),
          # What refuses arguments, and whose memory a handle has, is as on one node.
-         ("010", "300", "test_second delivers beyond turns routing routings capacity window"))
+         ("010", "900", "test_second delivers beyond turns routing routings capacity window"))
 
 # On either backend, with sums that do not depend on a token's home.
 _INVARIANT = (("host", "0012", "test_random --configs 100 --seed 45"), ("host", "0101", "test_ll routing"),

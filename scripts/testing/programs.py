@@ -31,6 +31,8 @@ _EXACT_SUMS = (("test_ll", ()), ("test_staged", ()), ("test_random", ("--configs
 _EXACT = (("NCCL_EP_LL_COMBINE", "exact"),)
 # On CPUs, where twice as many take twice as long and show no other order.
 _EXACT_RANKS = 4
+# There, too, refusals and ends of groups are the same for more.
+_OF_FEW_RANKS = ("test_abi", "test_abi_cxx", "test_errors", "test_lifecycle", "capabilities")
 
 # Configurations of test_random where each is slow: with many ranks, or under a sanitizer.
 _FEW_CONFIGS = ("--configs", "200")
@@ -187,7 +189,8 @@ def host_steps(places: Places) -> list[Step]:
                     environment=environment + run.environment, short_deadlines=run.forks)
 
     everything = Step("programs/complete", lambda: _complete(places), needs=needs)
-    runs = (run for run in all_runs(RANKS, _EXACT_RANKS) if not _runs_sanitized(run))
+    runs = (run for run in all_runs(RANKS, _EXACT_RANKS) if not _runs_sanitized(run)
+            and not (run.program in _OF_FEW_RANKS and run.ranks >= _MANY_RANKS))
     return [everything, *map(step, runs), *nodes.host_steps(places), *_fake_nccl_steps(places, needs, environment)]
 
 

@@ -129,12 +129,19 @@ void ep_add_case(EpCase* added) {
     *at = added;
 }
 
-// Whether its name has one of the words behind the program's, if there are some.
+// Whether its name has one of the words behind the program's, if there are some, and none of those that begin with '-'.
 static bool is_wanted(const EpCase* it, int argc, char** argv) {
+    bool has_word = false;
+    bool all = true;
     for (int i = 1; i < argc; ++i) {
-        if (strstr(it->name, argv[i]) != NULL) return true;
+        if (argv[i][0] == '-') {
+            if (strstr(it->name, argv[i] + 1) != NULL) return false;
+        } else {
+            has_word = has_word || strstr(it->name, argv[i]) != NULL;
+            all = false;
+        }
     }
-    return argc < 2;
+    return has_word || all;
 }
 
 int ep_main(int argc, char** argv) {

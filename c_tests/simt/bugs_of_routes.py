@@ -13,7 +13,7 @@ CUT_NODES = "3 NODES=001 test_second what_is_beyond"
 BUGS_OF_ROUTES = (
     Bug("experts of rows before they are told", "ht/zones.cu",
         "late |= packet_epoch(packet[i]) != block.epoch ? 1u << i : 0;", "late |= 0;",
-        "3 test_second handles_take_turns"),
+        "3 test_second handles_take_turns", slow=True),
     Bug("an epoch that no block counts", "ht/route.cu", "        st_relaxed_gpu(params.epochs, block.epoch());\n", "",
         "2 test_second updates_are_captured", slow=True),
     Bug("an epoch counted before all blocks have read it", "ht/route.cu",

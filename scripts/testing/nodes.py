@@ -43,7 +43,7 @@ _HOST_MORE = (*itertools.product(("0101", "0001"), _TOOLS),
 # With the kernels on the CPU: which of the splits a program is worth its seconds in, and how many
 # bytes an HT operation sends at a time, if that is not the default. Few bytes make many passes.
 # New rows go to the end, as the place of a row is its seed.
-_SIMT = (("01", "", "test_ll"), ("01", "2000", "test_ht"),
+_SIMT = (("01", "", "test_ll"), ("01", "2000", "test_ht -every_top_k -many_tokens -without_a_pause"),
          ("01", "1200", "test_graph"),
          ("001", "400", "test_ht uneven_tokens"), ("010", "300", "test_ht gradients_with rows_are_counted"),
          ("01", "300", "test_formats casts"), ("0120", "600", "test_formats long_rows"),
@@ -65,7 +65,7 @@ _SIMT = (("01", "", "test_ll"), ("01", "2000", "test_ht"),
          ("00001111", "", "test_stress --ops 40"),
          ("01", "", "test_errors scales_that_differ"), ("01", "", "test_formats all_bfloat16"),
          ("0123", "", "test_staged in_flight"), ("00001111", "", "test_formats casts_on"),
-         ("0110", "400", "test_graph two_"), ("001", "", "example_cuda_graph"),
+         ("0110", "400", "test_graph two_handles two_captures"), ("001", "", "example_cuda_graph"),
          ("012", "", "test_graph ht_"), ("0101", "300", "test_random --configs 10 --seed 44 --graphs"),
          *(("01", "500", f"ep_bench -a {mode} --experts 16 --tokens 6 --hidden 256 --warmup 0 --iters 1"
             " --validate --use-cuda-graph") for mode in ("ll", "ht")),
@@ -78,7 +78,7 @@ _SIMT = (("01", "", "test_ll"), ("01", "2000", "test_ht"),
 # On either backend, with sums that do not depend on a token's home.
 _INVARIANT = (("host", "0012", "test_random --configs 100 --seed 45"), ("host", "0101", "test_ll routing"),
               ("simt", "0012", "test_random --configs 20 --seed 46"),
-              ("simt", "0120", "test_ht routing_styles"))
+              ("simt", "012", "test_ht routing_styles"))
 
 # With messages of NCCL that are late at random, on either backend. The CPU backend moves rows
 # without NCCL, so there only groups and handles are late.

@@ -83,8 +83,8 @@ _RUNS = (
     _Run("ep_bench/ht-uneven", f"ep_bench -a ht {_UNEVEN} --sweep 8/1,0/8 --max-tokens 12", 3, 2,
          read=counts.says(BENCH_PASSED, 2)),
     # Rows of three warps, the last of which has 16 elements.
-    *(_Run(f"ep_bench/{mode}-cast-{format}", f"ep_bench -a {mode} {_UNEVEN} --hidden 1040 --sweep 9/0,6 "
-           f"--dispatch {format} --cast outside --use-cuda-graph", 2, 2, read=counts.says(counts.BENCH_CAST_PASSED, 2))
+    *(_Run(f"ep_bench/{mode}-cast-{format}", f"ep_bench -a {mode} {_UNEVEN} --hidden 1040 --sweep 9/0 "
+           f"--dispatch {format} --cast outside --use-cuda-graph", 2, 2, read=counts.says(counts.BENCH_CAST_PASSED, 1))
       for mode, format in (("ll", "fp8"), ("ht", "fp8-pow2"), ("ht", "ue8m0"), ("ll", "mxfp8"))),
     _Run("test_graph/open", "test_graph open", 3, 3),
     _Run("test_random/graphs", "test_random --configs 30 --seed 43 --graphs", 3, 2),

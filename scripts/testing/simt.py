@@ -56,7 +56,7 @@ _RUNS = (
     _Run("test_ll/handle_while_waiting", "test_ll ll_handle_while", 3, 2),
     _Run("test_ht/unordered_streams", "test_ht ht_unordered_streams", 2, 4),
     _Run("test_ht/routing_styles", "test_ht routing_styles", 4, 2),
-    _Run("test_ht/widths", "test_ht widths every_top_k many_tokens", 2, 4),
+    _Run("test_ht/widths", "test_ht widths many_tokens", 2, 4),
     _Run("test_formats", "test_formats", 2, 2, _IN_ORDER),
     _Run("test_ht/without_a_pause", "test_ht without_a_pause", 2, 2),
     _Run("test_ht/by_expert", "test_ht rows_by_expert", 3, 2),

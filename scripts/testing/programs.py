@@ -31,7 +31,7 @@ _EXACT_SUMS = (("test_ll", ()), ("test_staged", ()), ("test_random", ("--configs
 _EXACT = (("NCCL_EP_LL_COMBINE", "exact"),)
 # On CPUs, where twice as many take twice as long and show no other order.
 _EXACT_RANKS = 4
-# There, too, refusals and ends of groups are the same for more.
+# On CPUs not with the most ranks, which refuse calls and end groups as four do.
 _OF_FEW_RANKS = ("test_abi", "test_abi_cxx", "test_errors", "test_lifecycle", "capabilities")
 
 # Configurations of test_random where each is slow: with many ranks, or under a sanitizer.

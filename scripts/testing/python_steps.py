@@ -26,12 +26,12 @@ _EXAMPLE_RANKS = 2
 # These load torch's compiler, which takes longest. The runs of all tests skip them.
 _COMPILED = "compiled or test_operators"
 _COMPILED_RANKS = 2
-# Files of tests to which other ranks mean nothing; to which their nodes mean nothing; that run on nodes of equal size,
-# while the rest does on others.
+# Files of tests to which other ranks mean nothing, and those to which only their nodes do.
 _OF_ONE_RANK = ("arguments", "bench", "demo", "doctor", "expand", "memory", "process", "rendezvous", "testing",
                 "wrapper")
 _OF_ONE_NODE = (*_OF_ONE_RANK, "documents", "tuning")
-_ON_EQUAL_NODES = ("nodes", "layer*", "autograd")
+# Tests that run on nodes of equal size; the others on nodes of unequal size.
+_ON_EQUAL_NODES = "test_nodes or test_layer or test_autograd"
 # Examples that need high throughput.
 _NEED_HT = ("03_high_throughput_training", "04_moe_layer")
 _BENCH = ROOT / "bench" / "layer.py"
@@ -99,18 +99,18 @@ def host_steps(places: Places) -> list[Step]:
 
     tests = ROOT / "python" / "tests"
 
-    def without(*names: str) -> tuple[str, ...]:
-        return _pytest(tests, *(f"--ignore-glob={tests}/test_{name}.py" for name in names))
+    def without(names: Sequence[str], *options: str) -> tuple[str, ...]:
+        return _pytest(tests, *(f"--ignore={tests}/test_{name}.py" for name in names), *options)
 
     # One rank under mpirun. Its ranks find each other in `first-release` and in C programs.
     steps = [step("tests/1", ("mpirun", "-np", "1"), pytest_words(tests), counts.closing_line),
-             forked("tests/4", 4, without(*_OF_ONE_RANK), counts.closing_line)]
+             forked("tests/4", 4, without(_OF_ONE_RANK), counts.closing_line)]
     steps.append(forked(f"compiled/{_COMPILED_RANKS}", _COMPILED_RANKS, _pytest(tests, "-k", _COMPILED),
                         counts.closing_line))
     # The examples, some tests and the other tests, each with ranks on nodes of another kind.
-    some = _pytest(tests, "-k", " or ".join(f"test_{name.rstrip('*')}" for name in _ON_EQUAL_NODES))
+    some, others = _pytest(tests, "-k", _ON_EQUAL_NODES), without(_OF_ONE_NODE, "-k", f"not ({_ON_EQUAL_NODES})")
     of_nodes = (("examples", *_all_examples()), ("tests", some, counts.closing_line),
-                ("tests", without(*_OF_ONE_NODE, *_ON_EQUAL_NODES), counts.closing_line))
+                ("tests", others, counts.closing_line))
     steps += [forked(f"nodes-{split.replace(',', '')}/{name}", split, words, read)
               for split, (name, words, read) in zip(_SPLITS, of_nodes)]
     steps.append(forked(f"examples/{_EXAMPLE_RANKS}", _EXAMPLE_RANKS, *_all_examples()))

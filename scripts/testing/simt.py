@@ -56,7 +56,7 @@ _RUNS = (
     _Run("test_ll/handle_while_waiting", "test_ll ll_handle_while", 3, 2),
     _Run("test_ht/unordered_streams", "test_ht ht_unordered_streams", 2, 4),
     _Run("test_ht/routing_styles", "test_ht routing_styles", 4, 2),
-    _Run("test_ht/widths", "test_ht widths many_tokens", 2, 4),
+    _Run("test_ht/widths", "test_ht widths", 2, 4),
     _Run("test_formats", "test_formats", 2, 2, _IN_ORDER),
     _Run("test_ht/without_a_pause", "test_ht without_a_pause", 2, 2),
     _Run("test_ht/by_expert", "test_ht rows_by_expert", 3, 2),
@@ -117,6 +117,7 @@ _RUNS = (
     _Run("test_graph/mixed", "test_graph ht_", 3, 2, _MIXED),
     _Run("test_errors/mapped", "test_errors ht_", 2, 2, _MAPPED),
     _Run("test_errors/memory", "test_errors memory", 3, 2),
+    _Run("test_ht/many_tokens", "test_ht many_tokens", 2, 2),
 )
 # On the kernels for chips without bulk copies, which we have no GPU for.
 _PLAIN = (_Run("test_ht/plain", "test_ht routing_styles", 3, 2),

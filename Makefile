@@ -24,7 +24,7 @@ places := EP_LIBDIR="$$NCCL_EP_TARGET/release" OUT="$$NCCL_EP_TARGET/c"
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-lib setup-gpu setup-demo setup-gpu-tests setup-package lib header programs simt-programs \
         kernel-sizes run check \
-        test sanitize gpu-programs gpu-test gpu-package gpu-bench install uninstall wheel release \
+        test test-all sanitize gpu-programs gpu-test gpu-package gpu-bench install uninstall wheel release \
         setup-wheel setup-plots plots setup-docs docs clean
 # Two set-ups at once would fetch the same things.
 .NOTPARALLEL:
@@ -84,8 +84,11 @@ check: setup-lib ## Formatting, lints and documentation of the Rust code
 	    cargo clippy --locked --workspace --all-targets -- -D warnings; \
 	    cargo doc --locked --workspace --no-deps --document-private-items
 
-test: setup-lib ## Run every test that needs no GPU; ARGS="--list" shows them
+test: setup-lib ## Run the tests that need no GPU; ARGS="--list" shows them
 	@scripts/run_tests.py $(ARGS)
+
+test-all: setup-lib ## The same, and what takes long: sanitizers, more ranks and splits, all planted bugs
+	@scripts/run_tests.py --all $(ARGS)
 
 sanitize: setup-lib ## Run the C programs with the address and undefined-behaviour sanitizers
 	@scripts/run_tests.py --only sanitize $(ARGS)

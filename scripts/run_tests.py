@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs every check that needs no GPU and ends with the line `N passed, N failed`.
+"""Runs the checks that need no GPU, by default those of `make test`, and ends with the line `N passed, N failed`.
 
 Needs Python's standard library and what setup.sh installs. Steps run in parallel where the machine
 allows; a step's output is shown if it fails. docs/testing.md lists what is tested where.
@@ -13,7 +13,7 @@ import pathlib
 import sys
 import time
 
-from testing import catalogue, command, pool, report
+from testing import catalogue, command, pool, report, tiers
 from testing.step import Places
 
 
@@ -24,7 +24,10 @@ def main() -> int:
     # What Python programs load is compiled once, beside the other things that are made.
     environment |= {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(target / "pycache")}
     places = Places(environment, target, target / "c" / "host")
-    steps = report.select(catalogue.all_steps(places), arguments.only)
+    steps = catalogue.all_steps(places)
+    if not (arguments.all or arguments.only):
+        steps = tiers.usual(steps)
+    steps = report.select(steps, arguments.only)
     if not steps:
         sys.exit(f"no step matches {', '.join(arguments.only)}; --list shows all")
     if arguments.list:
@@ -41,8 +44,10 @@ def main() -> int:
 
 def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--all", action="store_true", help="run all steps, also those that take long and show little "
+                        "that others do not (testing/tiers.py)")
     parser.add_argument("--only", metavar="WORD", action="append", default=[],
-                        help="run the steps with a word in their name that starts with WORD, and "
+                        help="run those of all steps with a word in their name that starts with WORD, and "
                              "build what they need; sanitize/... only if WORD begins like it; may "
                              "be repeated")
     parser.add_argument("--list", action="store_true", help="print the names of the steps")

@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
-# Builds the library and some C programs for AArch64 on another machine, and runs the programs under qemu-user; makes
-# the files of a release, too. What qemu shows on x86-64 is code, layouts and arithmetic: it does not reorder accesses
+# Builds the library and some C programs for AArch64 on another machine, and runs the programs under qemu-user; or makes
+# the files of a release. What qemu shows on x86-64 is code, layouts and arithmetic: it does not reorder accesses
 # to memory as AArch64 may.
 #
 # Other shapes of LL and HT than test_random's take too long here, and so do thousands of operations and the second
 # interface's refusals.
 #
-# Usage: run.sh. Installs what it needs, and is skipped where that fails. Ends with "N passed, N failed".
+# Usage: run.sh programs|release. Installs what it needs, and is skipped where that fails. Ends with "N passed, N failed".
 set -euo pipefail
 
+what=${1:?usage: run.sh programs|release}
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 export CARGO_BUILD_TARGET=aarch64-unknown-linux-gnu
 . "$here/../../scripts/env.sh"
@@ -57,10 +58,10 @@ wheel_fits() {
 }
 wheel_works() { LD_LIBRARY_PATH=$work/wheel/nccl_ep/lib run 2 example_low_latency; }
 
-check "libraries" build_libraries
-check "programs" build_programs example_{low_latency,high_throughput,staged} \
-    test_{abi,ll,ht,formats,random,second}
-if [ "$failed" = 0 ]; then
+test_programs() {
+    check "programs" build_programs example_{low_latency,high_throughput,staged} \
+        test_{abi,ll,ht,formats,random,second}
+    [ "$failed" = 0 ] || return 0
     for example in low_latency high_throughput staged; do check "$example" run 3 "example_$example"; done
     check "layouts of structs" run 1 test_abi
     check "LL" run 2 test_ll ll_interleaved ll_ids ll_unordered ll_handle ll_repeated
@@ -69,9 +70,15 @@ if [ "$failed" = 0 ]; then
     check "casts" run 2 test_formats known_casts
     check "the second interface" run 2 test_second delivers every_generation in_memory_of structs_have
     check "random operations" run 3 test_random --configs 30
+}
+test_release() {
+    check "programs" build_programs example_low_latency
     check "a release" make_release
     check "its files" has_names
     check "pip takes the wheel" wheel_fits
     check "the wheel's library" wheel_works
-fi
+}
+
+check "libraries" build_libraries
+[ "$failed" != 0 ] || "test_$what"
 finish

@@ -2,8 +2,8 @@
 """Shows that the tests of the kernels on the CPU can fail: each of a list of bugs is planted in a
 copy of cuda/, and a program of c_tests that passes without it must then fail.
 
-Usage: planted_bugs.py TARGET [--quick | NAME...]: cargo's target folder, with everything built;
-without names all bugs, or those that are quick. A bug whose text is no longer in the sources
+Usage: planted_bugs.py TARGET [--quick | --slow | NAME...]: cargo's target folder, with everything
+built; without names all bugs, those that are quick or the others. A bug whose text is no longer in the sources
 counts as a failure: it has to be written anew or to go. Ends with "N passed, N failed".
 """
 
@@ -48,7 +48,8 @@ def main() -> int:
     target = pathlib.Path(sys.argv[1]).resolve()
     names = sys.argv[2:]
     quick = names == ["--quick"]
-    bugs = [bug for bug in (*BUGS, *MAPPED_BUGS) if (not bug.slow if quick else not names or bug.name in names)]
+    bugs = [bug for bug in (*BUGS, *MAPPED_BUGS) if not names or bug.name in names
+            or names == ["--quick" if bug.quick else "--slow"]]
     # Without a bug every program of the list passes; or a failure would say nothing. With the usual
     # kernels `make test` has shown it.
     sound = [Bug(f"no bug: {run}{', lied to' if lie else ''}{', in its setting' if beside else ''}",

@@ -25,13 +25,16 @@ class Setting:
 
 @dataclasses.dataclass(frozen=True)
 class Bug:
-    """A change of the kernels, of all ranks or, where rank 0 lies, of the others."""
+    """A change of the kernels, of all ranks or, where rank 0 lies, of the others.
+
+    Those that are `quick` are planted in every `make test`.
+    """
 
     name: str
     file: str
     old: str
     new: str
     run: str = "3 test_ll routing_styles"
-    slow: bool = False
+    quick: bool = False
     lie: Lie | None = None
     beside: tuple[Setting, ...] = ()

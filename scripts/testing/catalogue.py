@@ -16,6 +16,7 @@ from testing.step import BUILT, ROOT, SETUP, WITHOUT_KERNELS, Places, Step
 def all_steps(places: Places) -> list[Step]:
     """All steps for a machine without a GPU."""
     path = (("PYTHONPATH", str(ROOT / "scripts")),)
+    aarch64 = str(ROOT / "c_tests" / "aarch64" / "run.sh")
     return [
         # It sleeps.
         Step("runner/self-test", ("python3", "scripts/testing/selftest.py"), counts.exit_status, cores=0,
@@ -31,9 +32,9 @@ def all_steps(places: Places) -> list[Step]:
         *_rust(),
         *abi_checks.steps(places),
         *_packages(places),
-        # Of all programs half a minute's worth, builds included. It keeps hardly more than one core busy.
-        Step("aarch64/emulated", (str(ROOT / "c_tests" / "aarch64" / "run.sh"),), counts.closing_line,
-             (python_steps.FETCHED,), timeout=600),
+        # They keep hardly more than one core busy each.
+        Step("aarch64/emulated", (aarch64, "programs"), counts.closing_line, (python_steps.FETCHED,), timeout=600),
+        Step("aarch64/release", (aarch64, "release"), counts.closing_line, ("aarch64/emulated",), timeout=600),
         *programs.host_steps(places),
         *simt.steps(places),
         Step("nvtx/ranges", (str(ROOT / "c_tests" / "nvtx" / "run.sh"),

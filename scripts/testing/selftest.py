@@ -4,6 +4,7 @@ The step `runner/self-test` runs them; by hand, `python3 -m unittest testing.sel
 """
 
 import contextlib
+import fnmatch
 import io
 import os
 import pathlib
@@ -12,7 +13,7 @@ import time
 import unittest
 from unittest import mock
 
-from testing import catalogue, command, counts, pool, quotes, report
+from testing import catalogue, command, counts, pool, quotes, report, tiers
 from testing.step import SETUP, Counts, Finished, Places, Step
 
 # Without what the runner gives its own steps, of which this is one.
@@ -279,6 +280,21 @@ class Report(unittest.TestCase):
         self.assertEqual(self._made(self._only("simt/test_ll")["build/programs"]), ["/t/c/flags"])
         self.assertEqual(self._made(self._only("programs/complete")["build/programs"]), ["host"])
         self.assertEqual(self._made(self._only("sanitize/test_ll")["build/sanitizer"]), ["/t/c-sanitize/host/test_ll"])
+
+    def test_what_is_left_out_of_the_usual_tier(self):
+        steps = catalogue.all_steps(self.PLACES)
+        names = [step.name for step in steps]
+        self.assertEqual([each for each in tiers.ONLY_ALL if not fnmatch.filter(names, each)], [], "they name nothing")
+        usual = tiers.usual(steps)
+        left = {step.name for step in usual}
+        self.assertEqual([(step.name, step.needs) for step in usual if not left.issuperset(step.needs)], [])
+        # Each program runs, where kernels run on the CPU, too.
+        for folder in ("host", "simt"):
+            programs = lambda chosen: {word for step in chosen if not callable(step.command) for word in step.command
+                                       if word.startswith(f"/t/c/{folder}/") and "/lib/" not in word}
+            self.assertGreater(len(programs(usual)), 15)
+            self.assertEqual(programs(usual), programs(steps))
+        self.assertNotIn("build/sanitizer", left)
 
     def test_ranks_start_where_all_is_set_up(self):
         steps = {step.name: step for step in catalogue.all_steps(self.PLACES)}

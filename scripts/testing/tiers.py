@@ -1,0 +1,46 @@
+"""The two tiers of the test run: `make test` ends within 15 minutes on 2 cores, `make test-all` leaves out nothing.
+
+What only the latter has shows the same again under other conditions: every promise has a test in `make test`.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Sequence
+
+from testing.step import Step
+
+# Patterns of names, as of files, of steps that `make test` leaves to `make test-all`.
+ONLY_ALL = (
+    # The suites again, built with sanitizers, which see the programs and what the CPU backend copies.
+    "build/sanitizer", "sanitize/*",
+    # What a release needs beside the libraries. `make check` has rustdoc.
+    "rust/doc", "package/release", "aarch64/release",
+    # More bugs than one of each kind.
+    "simt/planted-bugs/slow",
+    # The CPU backend on more ranks, where 1 and 3 show the same and others have exact sums on 4; test_random and
+    # test_staged remain.
+    "test_ll/[48]", "test_ht/8", "test_formats/[38]", "test_graph/[48]", "test_death/8", "test_stress/[48]",
+    "test_errors/3", "test_lifecycle/[24]", "ep_test/??-none-*", "ep_test/??-dispatch*", "ep_test/??-combine*",
+    "ep_bench/*/[38]", "fake_nccl/*/1",
+    # And in more splits over nodes: 0101 and 0001 have whole suites.
+    "nodes/test_*/01", "nodes/test_formats/0001", "nodes/test_ll/00112233", "nodes/test_formats/casts/*",
+    "nodes/test_staged/00001111",
+    # Kernels on the CPU: formats, sums and places of tensors that test_random mixes as well.
+    "simt/ep_bench/ll-cast-mxfp8/*", "simt/ep_bench/ht-cast-fp8-pow2/*", "simt/ep_bench/ll-uneven/*",
+    "simt/test_ll/rank_major/exact/*", "simt/test_random/choices/*", "simt/test_graph/mixed/*",
+    "simt/test_errors/mapped/*", "simt/test_faults/groups", "simt/test_transport/a_rank_stops",
+    "simt/test_lifecycle/threads/*", "simt/test_fuzz/threads/*",
+    # And over nodes: whole suites, of which cases run in other splits; more ranks and more passes.
+    "simt/nodes/test_ht/01", "simt/nodes/invariant/test_ht/*", "simt/nodes/test_graph/two_*",
+    "simt/nodes/test_formats/long_rows/*", "simt/nodes/test_lifecycle/*", "simt/nodes/test_second/delivers/*",
+    "simt/nodes/test_stress/0*1*", "simt/nodes/late/test_stress/*", "simt/nodes/test_random/00112233",
+    "simt/nodes/test_random/012201", "simt/nodes/odd-grids/*", "simt/nodes/test_fuzz/differ/*",
+    # Python on unequal nodes and the examples on one, where one program or document has each.
+    "python/nodes-0001/*", "python/examples/*",
+)
+
+
+def usual(steps: Sequence[Step]) -> list[Step]:
+    """The steps of `make test`."""
+    return [step for step in steps if not any(fnmatch.fnmatchcase(step.name, pattern) for pattern in ONLY_ALL)]

@@ -1,8 +1,7 @@
 """The bugs that planted_bugs.py plants: one change each, of the kind that is easily made.
 
 Each names the run that must notice it: ranks, settings as NAME=VALUE, program, options. Kept few,
-since each costs a compilation: one for each thing that the kernels rest on. `make test` plants one
-of each kind, of those that show soon, `make test-all` all.
+since each costs a compilation: one for each thing that the kernels rest on.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ BUGS = (
     Bug("no flag for data with the sentinel", "ll/chunk.cuh", "    if (with_sentinel) {", "    if (false) {",
         UNEVEN),
     Bug("flag before the other lanes' data", "ll/chunk.cuh",
-        "    if (with_sentinel) {\n        sync_warp();", "    if (with_sentinel) {", quick=True),
+        "    if (with_sentinel) {\n        sync_warp();", "    if (with_sentinel) {"),
     Bug("relaxed flag", "ll/chunk.cuh",
         "signal(to.flags + chunk.index,", "put_value(to.flags + chunk.index,"),
     Bug("last chunk too long", "ll/chunk.cuh", "return lane_byte(i) < row_bytes;", "return true;", WIDTHS),
@@ -132,10 +131,10 @@ BUGS = (
         "        return start.failed == 0 && !is_void;", "        return start.failed == 0;",
         "2 test_graph never_ran"),
     Bug("past the end of shared memory", "ll/dispatch_block.cuh",
-        "i < num_experts(block) * 2;", "i < num_experts(block) * 64;", quick=True),
+        "i < num_experts(block) * 2;", "i < num_experts(block) * 64;"),
     # ---- Of few tokens --------------------------------------------------------------------------
     Bug("rows of all sources begin at the same place", "ll/dispatch_few.cu", "before < source;", "before < 0u;",
-        "2 NCCLEP_SIMT_MULTIPROCESSORS=17 test_ll routing_styles", quick=True),
+        "2 NCCLEP_SIMT_MULTIPROCESSORS=17 test_ll routing_styles"),
     Bug("entries of earlier blocks not counted", "ll/dispatch_notices.cuh",
         "count_entries(block, source, first, all);", "count_entries(block, source, 0u, all);", FEW),
     Bug("tokens that a source does not have", "ll/dispatch_few.cu", "packet_data(packet) <= unit.token);",
@@ -144,12 +143,12 @@ BUGS = (
     Bug("weights not waited for", "ll/combine_send.cuh",
         "weight = wait_for_packet_in(op, op.here().entries(home, token) + lane_idx(),\n"
         "                                                op.from(home, WAIT_WEIGHT));",
-        "weight = {true, __float_as_uint(0.5f)};", quick=True),
+        "weight = {true, __float_as_uint(0.5f)};"),
     Bug("a sum without its weights", "ll/combine_send.cuh",
         "if (!Op::kExact && all_lanes(weight.ok)) {", "if (!Op::kExact) {",
         "2 test_ll ll_no_sum_is_sent_without_its_weights"),
     Bug("the first of equal ids means all", "ll/topk_weights.cuh", " || meant != nth) {", ") {",
-        "2 test_ll permuted", quick=True),
+        "2 test_ll permuted"),
     Bug("a caller's NaN taken for a mask", "ll/topk_weights.cuh",
         "return is_masked(weight) ? __uint_as_float(kMasked ^ 1u) : weight;", "return weight;",
         "2 test_ll weights_follow"),
@@ -166,7 +165,7 @@ BUGS = (
     Bug("ids of unused rows stay", "ll/rank_dispatch.cu", "            store_id(beside, ids + i, kNowhere);\n", "",
         RANK_MAJOR),
     Bug("a token counted for each of its experts", "ll/rank_notices.cuh",
-        "match(peer < 0 ? nothing : at.quotient * op.peers() + peer);", "{1u << lane_idx()};", RANK_MAJOR, quick=True),
+        "match(peer < 0 ? nothing : at.quotient * op.peers() + peer);", "{1u << lane_idx()};", RANK_MAJOR),
     Bug("rows of a source where its tokens are", "ll/rank_dispatch.cu",
         "row = block.output.row(source, shuffle(entry.index(), here.first()));",
         "row = block.output.row(source, token);", RANK_MAJOR),
@@ -175,7 +174,7 @@ BUGS = (
     Bug("ranks added in their order", "ll/combine_sums.cuh", "        before = which.count_before();\n",
         "        for (LaneMask left = which; left.any(); left.drop_first()) {\n"
         "            before += shuffle(peer, left.first()) < peer ? 1 : 0;\n        }\n",
-        "4 NODES=0001 test_ll rank_major_shapes", quick=True),
+        "4 NODES=0001 test_ll rank_major_shapes"),
     Bug("ranks of one node added in their order", "ll/rank_combine.cu",
         "progress.left.drop_first()) {\n            Vec16 vec[1] = {own};\n"
         "            progress.peer = static_cast<uint32_t>(shuffle(host, progress.left.first()));",
@@ -189,7 +188,7 @@ BUGS = (
         "        let_go<ChunkData>({const_cast<uint8_t*>(rows + view_row(block.shape, row)), nullptr},\n"
         "                          unit.chunk(block.shape, block.view));\n", VIEWS),
     Bug("a view is not cleaned", "ll/rank_combine.cu", "            clean_row(block, outgoing.row, chunk);\n", "",
-        VIEWS, quick=True),
+        VIEWS),
     Bug("of longer rows of a view a combine cleans a part", "ll/rank_combine.cu",
         "i += block.shape.chunks * block.shape.chunk_bytes) {", "i += bytes) {", VIEW_FORMATS),
     Bug("scales of a view are taken before they have come", "ll/view_rows.cuh",
@@ -214,7 +213,7 @@ BUGS = (
     # ---- Several nodes ---------------------------------------------------------------------------
     Bug("sums of nodes in the order of their numbers", "ll/combine_sums.cuh",
         "op.nodes.returned_message(op.nodes.place_of(nearest))",
-        "op.nodes.returned_message(4 - nearest)", OVER_NODES, quick=True),
+        "op.nodes.returned_message(4 - nearest)", OVER_NODES),
     Bug("the own node's sum before all others", "ll/nodes.cuh",
         "own_place() const { return nodes.own_place; }",
         "own_place() const { return nodes.own_place == OWN_NODE_FIRST ? OWN_NODE_FIRST : 0; }",
@@ -254,7 +253,7 @@ BUGS = (
         "    const uint32_t spot = from.spots[uint64_t{other} * from.tokens + token];", HT_NODES),
     Bug("gradients at their places on the node", "ht/place.cu",
         "homes[written] = node << HT_HOME_BITS | place;",
-        "homes[written] = node << HT_HOME_BITS | written;", HT_NODES_BACKWARD, quick=True),
+        "homes[written] = node << HT_HOME_BITS | written;", HT_NODES_BACKWARD),
     Bug("rows that begin with the source's first chunk", "ht/route_nodes.cuh",
         "handle.source_begins[source], before[0]);", "handle.source_begins[source], 0);", HT_NODES),
     Bug("rows of another source", "ll/nodes.cuh",
@@ -263,7 +262,7 @@ BUGS = (
     Bug("a sum for the wrong source", "ll/combine_sums.cuh",
         "block.bank_slots.of_sum(at.number, ", "block.bank_slots.of_sum(0, ", OVER_NODES),
     Bug("packed rows without room for their scales", "ll/pack.cu", "row_format(shape).offset(token);",
-        "uint64_t{token} * params.rows.payload_bytes;", "2 NODES=01 test_formats casts_on", quick=True),
+        "uint64_t{token} * params.rows.payload_bytes;", "2 NODES=01 test_formats casts_on"),
     Bug("scales of a packed cast counted from the warp's elements", "ht/pack.cu",
         "store_scale(rows, scales, at, stored);", "store_scale(rows, scales, at - first, stored);",
         "2 NODES=01 test_formats all_bfloat16_ht"),
@@ -273,7 +272,7 @@ BUGS = (
         "2 NODES=01 test_errors over_nodes"),
     # ---- High throughput ------------------------------------------------------------------------
     Bug("of equal ids the last one's weight", "ht/tail.cuh",
-        "is_named ? found + other_weight : other_weight;", "other_weight;", "2 test_ht repeated_experts", quick=True),
+        "is_named ? found + other_weight : other_weight;", "other_weight;", "2 test_ht repeated_experts"),
     Bug("notified without a fence", "ht/notify.cuh", "        fence_acq_rel_sys();\n", "", HT),
     Bug("notified before it was copied", "ht/notify.cuh", "        staging_.wait_stored_but_last();\n",
         "", HT),
@@ -320,7 +319,7 @@ BUGS = (
     Bug("a tally that goes on from handle to handle", "ht/route.cu",
         "        st_relaxed_gpu(block.rows_for(i), 0);\n", "", "3 test_ht ht_without_a_pause"),
     Bug("a refusal that is not told", "ht/route.cu", "make_packet(epoch, block.params.verdict)",
-        "make_packet(epoch, block.params.handle.top_k)", REFUSAL, quick=True),
+        "make_packet(epoch, block.params.handle.top_k)", REFUSAL),
     Bug("a verdict before all have told", "ht/route.cu",
         "verdict.data}));\n    }\n    __syncthreads();", "verdict.data}));\n    }", REFUSAL),
     Bug("an operation on a handle that a rank refused", "ht/rings.cuh",
@@ -336,11 +335,11 @@ BUGS = (
         "2 test_ht outputs_without_rows"),
     Bug("sums before all rows have come", "ht/combine_receive.cuh",
         "    if (part.is_remote) {\n        const uint32_t rank",
-        "    if (false) {\n        const uint32_t rank", HT, quick=True),
+        "    if (false) {\n        const uint32_t rank", HT),
     Bug("sequences advanced by a block that is not the last", "ht/rings.cuh",
         "    __syncthreads();\n    if (pairs.failure != 0) {", "    if (pairs.failure != 0) {", HT),
     Bug("a header compared as far as all handles have it", "handle_header.cu", "ballot(got != expected)",
-        "ballot(word < 8 && got != expected)", "2 test_second other_tokens", quick=True),
+        "ballot(word < 8 && got != expected)", "2 test_second other_tokens"),
     Bug("totals that a dispatch replaces", "add_counts.cu", "atomicAdd(total, ", "*total = (",
         "2 test_ll rows_are_counted"),
     # ---- What a peer tells ----------------------------------------------------------------------

@@ -20,7 +20,7 @@ SLOW_HOME = Setting("ht/pull_rows.cuh", "            const uint8_t* full = pipel
 
 BUGS = (
     Bug("done before the last rows were stored", "ht/direct_rows.cuh",
-        "    pipeline.wait_stored();\n", "", HT_MAPPED, quick=True),
+        "    pipeline.wait_stored();\n", "", HT_MAPPED),
     Bug("tokens that are not there for the next operation", "ht/offers.cuh",
         "            st_relaxed_gpu(&mapped.state->tokens_taken, 0u);\n", "", HT_MAPPED),
     Bug("done without a fence", "ht/offers.cuh",
@@ -34,7 +34,7 @@ BUGS = (
     Bug("offered before it is known that there is room", "ht/offers.cuh",
         " || !has_room(agreed.total)", "", "2 EP_TEST_MEMORY=mapped test_ht ht_token_output"),
     Bug("the own offset used for peers", "ht/offers.cuh",
-        "uint64_t{word(kOfferFirst)} * kOfferUnit;", "mapped.offset;", HT_MAPPED, quick=True),
+        "uint64_t{word(kOfferFirst)} * kOfferUnit;", "mapped.offset;", HT_MAPPED),
     Bug("an offer of another epoch", "ht/offers.cuh",
         "all = all && packet_epoch(packets[i]) == epoch;", "all = all && packet_epoch(packets[i]) != 0;",
         HT_MAPPED_AGAIN),

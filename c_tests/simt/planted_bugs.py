@@ -2,9 +2,9 @@
 """Shows that the tests of the kernels on the CPU can fail: each of a list of bugs is planted in a
 copy of cuda/, and a program of c_tests that passes without it must then fail.
 
-Usage: planted_bugs.py TARGET [--quick | --slow | NAME...]: cargo's target folder, with everything
-built; without names all bugs, those that are quick or the others. A bug whose text is no longer in the sources
-counts as a failure: it has to be written anew or to go. Ends with "N passed, N failed".
+Usage: planted_bugs.py TARGET [NAME...]: cargo's target folder, with everything built; without names
+all bugs. A bug whose text is no longer in the sources counts as a failure: it has to be written anew
+or to go. planted_bugs.py --texts only looks for the texts. Ends with "N passed, N failed".
 """
 
 from __future__ import annotations
@@ -45,17 +45,16 @@ class Wrong(Exception):
 
 
 def main() -> int:
+    every = (*BUGS, *MAPPED_BUGS)
+    if sys.argv[1:] == ["--texts"]:
+        return find_texts(every)
     target = pathlib.Path(sys.argv[1]).resolve()
     names = sys.argv[2:]
-    quick = names == ["--quick"]
-    bugs = [bug for bug in (*BUGS, *MAPPED_BUGS) if not names or bug.name in names
-            or names == ["--quick" if bug.quick else "--slow"]]
-    # Without a bug every program of the list passes; or a failure would say nothing. With the usual
-    # kernels `make test` has shown it.
+    bugs = [bug for bug in every if not names or bug.name in names]
+    # Without a bug every program of the list passes; or a failure would say nothing.
     sound = [Bug(f"no bug: {run}{', lied to' if lie else ''}{', in its setting' if beside else ''}",
                  "", "", "", run, lie=lie, beside=beside)
-             for run, lie, beside in dict.fromkeys((bug.run, bug.lie, bug.beside) for bug in bugs)
-             if lie or beside or not quick]
+             for run, lie, beside in dict.fromkeys((bug.run, bug.lie, bug.beside) for bug in bugs)]
     failed = 0
     with (tempfile.TemporaryDirectory() as work, concurrent.futures.ThreadPoolExecutor(max_workers=2) as executor):
         workshop = Workshop(target, pathlib.Path(work))
@@ -69,6 +68,20 @@ def main() -> int:
             print(f"{bug.name}: {said}", flush=True)
     print(f"{len(judged) - failed} passed, {failed} failed")
     return 1 if failed or not bugs else 0
+
+
+def find_texts(bugs: Sequence[Bug]) -> int:
+    """Whether each change finds its text in the kernels."""
+    failed = 0
+    for bug in bugs:
+        try:
+            for change in filter(None, (bug, bug.lie, *bug.beside)):
+                planted(change, (KERNELS / change.file).read_text())
+        except Wrong as wrong:
+            failed += 1
+            print(f"{bug.name}: FAILED: {wrong}")
+    print(f"{len(bugs) - failed} passed, {failed} failed")
+    return 1 if failed else 0
 
 
 class Workshop:
@@ -146,15 +159,16 @@ def build(changes: Sequence[Bug | Lie | Setting], run: str, folder: str, worksho
     sources = pathlib.Path(folder, "cuda")
     shutil.copytree(KERNELS, sources)
     for change in changes:
-        plant(change, sources / change.file)
+        path = sources / change.file
+        path.write_text(planted(change, path.read_text()))
     return workshop.build(sources, {sources / change.file for change in changes}, run)
 
 
-def plant(change: Bug | Lie | Setting, path: pathlib.Path) -> None:
-    text = path.read_text()
+def planted(change: Bug | Lie | Setting, text: str) -> str:
+    """The text of the change's file with the change."""
     if text.count(change.old) != 1:
         raise Wrong(f"its text is {text.count(change.old)} times in {change.file}")
-    path.write_text(text.replace(change.old, change.new))
+    return text.replace(change.old, change.new)
 
 
 def play(bug: Bug, workshop: Workshop, modules: list[pathlib.Path], seed: int) -> subprocess.CompletedProcess:

@@ -25,16 +25,12 @@ class Setting:
 
 @dataclasses.dataclass(frozen=True)
 class Bug:
-    """A change of the kernels, of all ranks or, where rank 0 lies, of the others.
-
-    Those that are `quick` are planted in every `make test`.
-    """
+    """A change of the kernels, of all ranks or, where rank 0 lies, of the others."""
 
     name: str
     file: str
     old: str
     new: str
     run: str = "3 test_ll routing_styles"
-    quick: bool = False
     lie: Lie | None = None
     beside: tuple[Setting, ...] = ()

@@ -141,7 +141,7 @@ def steps(places: Places) -> list[Step]:
     programs = places.target / "c" / "simt"
     build = ("make", "-j2", "--no-print-directory", "-C", "c_tests", "simt",
              f"EP_LIBDIR={places.libraries}", f"OUT={places.target}/c")
-    bugs = ("python3", "c_tests/simt/planted_bugs.py", str(places.target))
+    bugs = ("python3", "c_tests/simt/planted_bugs.py")
     return [
         # After the other links, which share objects. One core, since it mostly waits for one compiler.
         Step("build/simt", build, counts.build, ("build/programs",), timeout=None),
@@ -152,9 +152,9 @@ def steps(places: Places) -> list[Step]:
              counts.closing_line, ("build/simt",)),
         *_program_steps(programs),
         *nodes.simt_steps(places),
+        Step("simt/texts-of-planted-bugs", (*bugs, "--texts"), counts.closing_line),
         # Two bugs at a time, but their ranks wait for each other.
-        Step("simt/planted-bugs", (*bugs, "--quick"), counts.closing_line, ("build/simt",), timeout=600),
-        Step("simt/planted-bugs/slow", (*bugs, "--slow"), counts.closing_line, ("build/simt",), timeout=3600),
+        Step("simt/planted-bugs", (*bugs, str(places.target)), counts.closing_line, ("build/simt",), timeout=3600),
     ]
 
 

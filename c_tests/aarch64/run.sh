@@ -6,7 +6,8 @@
 # Other shapes of LL and HT than test_random's take too long here, and so do thousands of operations and the second
 # interface's refusals.
 #
-# Usage: run.sh programs|release. Installs what it needs, and is skipped where that fails. Ends with "N passed, N failed".
+# Usage: run.sh programs|release. Installs what it needs, and is skipped where that fails. Ends with
+# "N passed, N failed".
 set -euo pipefail
 
 what=${1:?usage: run.sh programs|release}

@@ -7,7 +7,6 @@ from planting import Bug, Setting
 # All tensors in memory that peers map; or on each rank others.
 HT_MAPPED = "3 EP_TEST_MEMORY=mapped test_ht uneven_tokens"
 HT_MAPPED_AGAIN = "3 EP_TEST_MEMORY=mapped test_ht ht_without_a_pause"
-HT_AHEAD = "2 EP_TEST_MEMORY=mixed test_ht run_ahead"
 HT_MIXED = "3 EP_TEST_MEMORY=mixed test_random --configs 60 --seed 31"
 
 # Rank 0 is late in operations on memory that peers map, so others may be far ahead of it; or reads slowly.
@@ -41,12 +40,12 @@ BUGS = (
     Bug("all offers in one bank", "ht/offers.cuh", "(epoch & 1) * common.peers.ranks", "0 * common.peers.ranks",
         HT_MIXED),
     Bug("offers that are not heard", "ht/offers.cuh",
-        "if (blockIdx.x == 0 && !agreement.has_heard) {", "if (false) {", HT_AHEAD,
+        "if (blockIdx.x == 0 && !agreement.has_heard) {", "if (false) {", HT_MIXED,
         beside=(LATE_TO_OFFER,)),
     Bug("a tensor offered by some taken for all", "ht/offers.cuh", "        agreed.are_mapped = 0;\n", "",
         HT_MIXED),
     Bug("a combine that ends while its rows are read", "ht/pull_rows.cuh",
-        "        wait_until_done(block.common, mapped, agreed);\n", "", HT_MAPPED, beside=(SLOW_HOME,)),
+        "        wait_until_done(block.common, mapped, agreed);\n", "", HT_MIXED, beside=(SLOW_HOME,)),
     Bug("what came beside rows read before done", "ht/direct_rows.cuh",
         "if (!wait_until_done(common, mapped, block.agreed) || mapped.side_row_bytes == 0) {",
         "if (mapped.side_row_bytes == 0) {", HT_MAPPED),

@@ -50,6 +50,10 @@ NEAR_THE_WRAP = (
 # Epochs repeat soon. Operations of equal shape overwrite all other words of a bank meanwhile.
 FEW_EPOCHS = (Setting("ll/protocol.cuh", "return epoch == 0xffffffffu ? 2 : epoch + 1;",
                       "return epoch == 9 ? 2 : epoch + 1;"),)
+# Rank 0 is late to clean a bank of views: others may end the combine, and begin the next dispatch, before it has.
+LATE_TO_CLEAN = Setting("ll/rank_combine.cu", "    const uint32_t bytes = block.shared.cleans;\n",
+                        "    const uint32_t bytes = block.shared.cleans;\n"
+                        "    for (uint32_t i = block.op.rank() == 0 ? 500 : 0; i > 0; --i) spin_hint();\n")
 # With it rows that follow those of rank 0 begin before the output, and few rows seem to come in all.
 MANY_ROWS = Lie("ht/route.cu", "put_value(counts, make_packet(epoch, rows));",
                 "put_value(counts, make_packet(epoch, block.is_own(peer) ? rows : 0u - 4));")
@@ -193,6 +197,9 @@ BUGS = (
         "i += block.shape.chunks * block.shape.chunk_bytes) {", "i += bytes) {", VIEW_FORMATS),
     Bug("scales of a view are taken before they have come", "ll/view_rows.cuh",
         "has_come = has_come && packet_epoch(packet) == scales_epoch(op);", "has_come = true;", VIEW_FORMATS),
+    Bug("a bank is taken for clean without its rank's word", "ll/view_block.cuh",
+        "        return packet_epoch(before) == op.epoch_before && (", "        return true || (",
+        "2 test_ll views_in_graphs", beside=(LATE_TO_CLEAN,)),
     Bug("a bank is said to be clean while it is cleaned", "ll/rank_dispatch_view.cu",
         "        if (block.shared.owner[block.view.bank] == 0) {\n            put_value",
         "        if (true) {\n            put_value",

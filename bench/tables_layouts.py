@@ -12,7 +12,9 @@ _BATCHES = (*(("2", tokens) for tokens in ("1", "8", "32", "64", "128")),
             *(("4", tokens) for tokens in ("1", "8", "32", "128")))
 # How rows of low latency lie, as rows.py names it in `options`.
 _LAYOUTS = (("by expert", ""), ("by expert, cast to FP8", "cast inside"), ("by rank", "rank-major"),
-            ("by rank, in a view", "rank-major, view"))
+            ("by rank, in a view", "rank-major, view"),
+            ("by rank, in a view, cast to FP8", "cast inside; rank-major, view"),
+            ("by rank, in a view, FP8 forwarded", "forwarded; rank-major, view"))
 
 
 def _with_gpus(columns: Sequence[tuple[str, str]]) -> list[str]:
@@ -51,8 +53,9 @@ def _layouts(all_rows: Sequence[Row]) -> str:
         of = [row for row in chosen if row["options"].removesuffix("0 masked").rstrip("; ") == options]
         pairs = {(row["gpus"], row["tokens"]): row for row in of}
         for shown, way in (("", "graph"), (", cold", "cold")):
-            lines.append((name + shown, *(number(pairs[batch].time(way, "pair") if batch in pairs else None)
-                                          for batch in _BATCHES)))
+            line = [number(pairs[batch].time(way, "pair") if batch in pairs else None) for batch in _BATCHES]
+            if set(line) != {"-"}:
+                lines.append((name + shown, *line))
     return table(("D+C", *_with_gpus(_BATCHES)), lines)
 
 

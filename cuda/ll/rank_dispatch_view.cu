@@ -4,7 +4,7 @@
 // What is told beside rows, and what is left for the combine, is as in rank_dispatch.cu. Grid: any number of blocks
 // that fit on the GPU at once. A block takes some chunks of a token's row, sends them to each rank that hosts one of
 // the token's experts, then waits for the chunks with the same numbers from each source; its last warp does the same
-// with the token's ids and weights, in the block of the last chunks with its scales. Only whole operations on one node.
+// with the token's ids and weights. Only whole operations on one node.
 //
 // At the end the bank holds what came, all else is as after rank_dispatch.cu. Rows that nothing came for hold
 // anything.
@@ -30,7 +30,7 @@ __device__ __forceinline__ void notify_counts(const Block& block) {
         if (block.shared.owner[block.view.bank] == 0) {
             put_value(bank.fingerprint(op.rank()), op.packet(op.common.fingerprint));
         }
-        if constexpr (Rows::kCasts) {
+        if constexpr (Rows::kScaled) {
             put_value(bank.scales_word(op.rank()), op.packet(op.common.scales_word));
         }
         put_value(counts, op.packet(block.shared.all[peer] | clean));
@@ -65,7 +65,7 @@ __device__ __forceinline__ void send_chunk(const Block& block, const Rows& rows,
                                            const Outgoing<Rows>& outgoing) {
     const Op& op = block.op;
     const Chunk chunk = unit.chunk(block.shape, block.view);
-    MadeScales scales;
+    typename Rows::Scales scales;
     const Vec16 vec = rows.as_sent(outgoing.fetched, chunk, scales);
     const bool with_sentinel = any_lane(chunk.holds() && has_sentinel(vec));
 #pragma unroll 1
@@ -78,10 +78,8 @@ __device__ __forceinline__ void send_chunk(const Block& block, const Rows& rows,
         const Remote<uint8_t> to = window_of(block.params.banks, peer) + view_row(block.shape, row);
         // Nobody polls own rows.
         send_chunk_to(op, peer, to, row, chunk, vec, with_sentinel && peer != op.rank());
-        if constexpr (Rows::kCasts) {
-            if (scales.is_there) {
-                put_value(scales_at_peer(block, peer, row) + scales.number, scales_packet(op, scales.word));
-            }
+        if constexpr (Rows::kScaled) {
+            scales.put(block, rows, peer, row);
         }
     }
 }
@@ -235,6 +233,7 @@ __device__ __forceinline__ void run(const LlRankDispatchViewParams& params, cons
 }
 
 ENTRY(ll_rank_dispatch_view) { run(params, PlainView{}); }
+ENTRY(ll_rank_dispatch_view_scaled) { run(params.view, ForwardedView{params.rows}); }
 ENTRY(ll_rank_dispatch_view_cast_bf16) { run(params.view, CastView<Bf16>{params.rows}); }
 ENTRY(ll_rank_dispatch_view_cast_f16) { run(params.view, CastView<F16>{params.rows}); }
 ENTRY(ll_rank_dispatch_view_cast_f32) { run(params.view, CastView<F32>{params.rows}); }

@@ -74,8 +74,6 @@ struct ViewUnit {
             ++row;
         }
     }
-    // Whether it has the last chunks of its row.
-    __device__ __forceinline__ bool is_last(const LlView& view) const { return part + 1 == view.parts; }
     __device__ __forceinline__ Chunk chunk(const LlShape& shape, const LlView& view) const {
         return {shape, part * view.warps + warp_idx()};
     }

@@ -17,7 +17,7 @@ __device__ __forceinline__ void check_source(const Block& block, uint32_t source
     uint64_t scales = op.packet(op.common.scales_word);
     const bool ok = await(op, block.shared.late, WAIT_BEGIN, source, [&] {
         theirs = ld_relaxed_sys(at);
-        if constexpr (Rows::kCasts) {
+        if constexpr (Rows::kScaled) {
             scales = ld_relaxed_sys(op.here().scales_word(source));
         }
         return packet_epoch(theirs) == op.epoch &&
@@ -145,41 +145,69 @@ __device__ __forceinline__ void receive_entry(const Block& block, uint32_t sourc
     }
 }
 
-// The last warp takes what comes beside the block's rows from `source`, `number` ranks further on. Of a token's blocks
-// each takes the entries from another source, as far as there are so many.
-template <typename Rows>
-__device__ __forceinline__ void receive_beside(const Block& block, const Rows& rows, uint32_t source,
-                                               uint32_t number) {
-    const Divided turn = divide(number, block.view.parts, block.view.parts_reciprocal);
-    const uint32_t part_of_entries = block.view.parts - 1 - turn.remainder;
+// The last warp takes the entries of the block's tokens of `source`, if they are in part `part`.
+__device__ __forceinline__ void receive_entries(const Block& block, uint32_t source, uint32_t part) {
     clear_ids(block, source);
 #pragma unroll 1
     for (ViewUnit unit = block.first; unit.row < block.shared.all[source]; unit.next(block.view)) {
-        if (unit.part == part_of_entries) {
+        if (unit.part == part) {
             receive_entry(block, source, unit.row);
         }
-        if constexpr (Rows::kCasts) {
-            if (unit.is_last(block.view) && unit.row < block.shared.rows_from[source]) {
-                receive_scales(block, rows.rows, source, unit.row);
-            }
+    }
+}
+
+// A warp takes the scales of the block's rows from `source`, if they are in part `part`, once it is known how many there
+// are: polls before that delay the rows.
+__device__ __forceinline__ void receive_scales(const Block& block, const ScaledRows& rows, uint32_t source,
+                                               uint32_t part) {
+    const RowFrom first = {&block.shared.rows_from[source], 0};
+    while (any_lane(!first.is_known())) {
+        shared_spin_hint();
+    }
+#pragma unroll 1
+    for (ViewUnit unit = block.first; unit.row < block.shared.rows_from[source]; unit.next(block.view)) {
+        if (unit.part == part) {
+            receive_scales_of_row(block, rows, source, unit.row);
+        }
+    }
+}
+
+// The last warp takes the entries of all sources. Of a token's blocks each takes those from another source, as far as
+// there are so many: if there are more, not the first, which tells the counts, the second, which sends entries, and the
+// last, which checks the sources.
+__device__ __forceinline__ void receive_entries(const Block& block) {
+    const uint32_t last = block.view.parts - (block.view.parts >= block.op.ranks() + 3 ? 2 : 1);
+#pragma unroll 1
+    for (uint32_t number = 0; number < block.op.ranks(); ++number) {
+        const uint32_t part = last - divide(number, block.view.parts, block.view.parts_reciprocal).remainder;
+        receive_entries(block, turned(block.op, number), part);
+    }
+}
+
+// The other warps wait for the rows of all other sources. The scales of each source are another warp's, too, and
+// another block's of a token.
+template <typename Rows>
+__device__ __forceinline__ void receive_rows(const Block& block, const Rows& rows) {
+#pragma unroll 1
+    for (uint32_t number = 1; number < block.op.ranks(); ++number) {
+        await_rows(block, turned(block.op, number));
+    }
+    if constexpr (Rows::kScaled) {
+#pragma unroll 1
+        for (uint32_t number = warp_idx(); number < block.op.ranks(); number += block.view.warps) {
+            const uint32_t part = divide(number, block.view.parts, block.view.parts_reciprocal).remainder;
+            receive_scales(block, rows.rows, turned(block.op, number), part);
         }
     }
 }
 
 template <typename Rows>
 __device__ __forceinline__ void receive_all(const Block& block, const Rows& rows) {
-    const Op& op = block.op;
     if (is_last_warp()) {
         hear_sources<Rows>(block);
-    }
-#pragma unroll 1
-    for (uint32_t number = 0; number < op.ranks(); ++number) {
-        const uint32_t source = turned(op, number);
-        if (is_last_warp()) {
-            receive_beside(block, rows, source, number);
-        } else if (block.moves_rows() && source != op.rank()) {
-            await_rows(block, source);
-        }
+        receive_entries(block);
+    } else if (block.moves_rows()) {
+        receive_rows(block, rows);
     }
 }
 

@@ -1,10 +1,10 @@
 // The kinds of rows that a dispatch into a view sends, and their scales.
 //
 // The payload of a row is what stays in the view, in chunks as of a row without scales. Scales travel beside it, each
-// word in a packet of its own, and whoever takes a row's entries copies them to the caller's tensor: a cast has scales
-// word by word, in several warps and blocks. The packets of a bank lie behind all its rows. Their epochs are those of
-// the operation, changed so that memory in which kSentinel was stored has none: so nobody cleans them while the bank's
-// rows keep their length (view.cuh).
+// word in a packet of its own, and are copied to the caller's tensor: a cast has scales word by word, in several warps
+// and blocks. The packets of a bank lie behind all its rows. Their epochs are those of the operation, changed so that
+// memory in which kSentinel was stored has none: so nobody cleans them while the bank's rows keep their length
+// (view.cuh).
 #pragma once
 
 #include "../base/cast.cuh"
@@ -27,17 +27,11 @@ __device__ __forceinline__ uint64_t scales_packet(const Op& op, uint32_t word) {
     return make_packet(scales_epoch(op), word);
 }
 
-// A word of a row's scales that a lane has made.
-struct MadeScales {
-    bool is_there;
-    uint32_t number;
-    uint32_t word;
-};
-
 // Without scales, of any type.
 struct PlainView {
-    static constexpr bool kCasts = false;
+    static constexpr bool kScaled = false;
     using Fetched = Vec16;
+    struct Scales {};
 
     __device__ __forceinline__ void fetch(const Block& block, uint32_t token, const Chunk& chunk, Fetched& vec) const {
         const uint8_t* row = block.dispatch.tokens + row_format(block.shape).offset(token);
@@ -45,15 +39,67 @@ struct PlainView {
             vec = ld_const(reinterpret_cast<const Vec16*>(row + chunk.lane_byte()));
         }
     }
-    __device__ __forceinline__ Vec16 as_sent(const Fetched& vec, const Chunk&, MadeScales&) const { return vec; }
+    __device__ __forceinline__ Vec16 as_sent(const Fetched& vec, const Chunk&, Scales&) const { return vec; }
+};
+
+// Rows whose scales are forwarded: of these each lane of a chunk takes 16 bytes, as far as there are so many.
+struct ForwardedView {
+    static constexpr bool kScaled = true;
+    const ScaledRows& rows;
+
+    struct Scales {
+        uint32_t first;
+        Vec16 part;
+
+        __device__ __forceinline__ void put(const Block& block, const ForwardedView& view, uint32_t peer,
+                                            uint32_t row) const {
+            if (first < view.rows.scale_bytes) {
+                const Remote<uint64_t> to = scales_at_peer(block, peer, row) + first / sizeof(uint32_t);
+#pragma unroll
+                for (uint32_t i = 0; i < 4; i += 2) {
+                    put_values(to + i, scales_packet(block.op, part.word[i]), scales_packet(block.op, part.word[i + 1]));
+                }
+            }
+        }
+    };
+    struct Fetched {
+        Vec16 payload;
+        Scales scales;
+    };
+
+    __device__ __forceinline__ void fetch(const Block& block, uint32_t token, const Chunk& chunk, Fetched& part) const {
+        PlainView{}.fetch(block, token, chunk, part.payload);
+        part.scales.first = (lane_idx() * block.shape.chunks + chunk.index) * sizeof(Vec16);
+        if (part.scales.first < rows.scale_bytes) {
+            part.scales.part =
+                ScalePart{rows, rows.from, scales_of_row(rows, rows.from, 0, token), part.scales.first}.load();
+        }
+    }
+    __device__ __forceinline__ Vec16 as_sent(const Fetched& part, const Chunk&, Scales& scales) const {
+        scales = part.scales;
+        return part.payload;
+    }
 };
 
 // Rows of type `Number`, which are cast.
 template <typename Number>
 struct CastView {
-    static constexpr bool kCasts = true;
+    static constexpr bool kScaled = true;
     using Fetched = Uncast<Number>;
     const ScaledRows& rows;
+
+    // A word of a row's scales, if this lane has made one.
+    struct Scales {
+        bool is_there;
+        uint32_t number;
+        uint32_t word;
+
+        __device__ __forceinline__ void put(const Block& block, const CastView&, uint32_t peer, uint32_t row) const {
+            if (is_there) {
+                put_value(scales_at_peer(block, peer, row) + number, scales_packet(block.op, word));
+            }
+        }
+    };
 
     __device__ __forceinline__ void fetch(const Block& block, uint32_t token, const Chunk& chunk, Fetched& part) const {
         constexpr uint32_t kWidth = Fetched::kBytesPerElement;
@@ -67,7 +113,7 @@ struct CastView {
         }
     }
     // All lanes call it.
-    __device__ __forceinline__ Vec16 as_sent(const Fetched& part, const Chunk& chunk, MadeScales& scales) const {
+    __device__ __forceinline__ Vec16 as_sent(const Fetched& part, const Chunk& chunk, Scales& scales) const {
         Vec16 vec;
         const float most = part.largest_of_block(rows, chunk.holds());
         const uint32_t stored = part.cast(rows, most, vec);
@@ -90,7 +136,7 @@ struct CastView {
     }
 };
 
-// ---- Scales, by the last warp ------------------------------------------------------------------
+// ---- Scales that come ---------------------------------------------------------------------------
 
 // In any order but that of one access, which is rare.
 __device__ __noinline__ static void store_scales(const ScaledRows& rows, uint8_t* scales, uint32_t first,
@@ -98,28 +144,31 @@ __device__ __noinline__ static void store_scales(const ScaledRows& rows, uint8_t
     ScalePart{rows, rows.out, scales, first}.store_slowly({{w0, w1, w2, w3}});
 }
 
-// Takes the scales of row number `index` of those from `source`.
-__device__ __forceinline__ void receive_scales(const Block& block, const ScaledRows& rows, uint32_t source,
-                                               uint32_t index) {
+// Whether the packets from `at` on of 16 bytes of scales have come, from byte `first` on; `part` are these then.
+__device__ __forceinline__ bool have_come(const Op& op, const ScaledRows& rows, const uint64_t* at, uint32_t first,
+                                          Vec16& part) {
+    bool have_come = true;
+#pragma unroll
+    for (uint32_t i = 0; i < 4; ++i) {
+        const uint64_t packet = ld_relaxed_sys(at + i);
+        part.word[i] = packet_data(packet);
+        have_come = have_come && (packet_epoch(packet) == scales_epoch(op) ||
+                                  first + i * sizeof(uint32_t) >= rows.scale_bytes);
+    }
+    return have_come;
+}
+
+// A warp takes the scales of row number `index` of those from `source`.
+__device__ __forceinline__ void receive_scales_of_row(const Block& block, const ScaledRows& rows, uint32_t source,
+                                                      uint32_t index) {
     const Op& op = block.op;
     const uint64_t* from = scales_at<Own>(block, block.view.rows, source * block.shape.max_tokens + index);
     uint8_t* scales = scales_of_row(rows, rows.out, source, index);
 #pragma unroll 1
     for (uint32_t first = lane_idx() * sizeof(Vec16); first < rows.scale_bytes; first += kWarpSize * sizeof(Vec16)) {
-        const uint64_t* at = from + first / sizeof(uint32_t);
-        Vec16 words = {{0, 0, 0, 0}};
-        await(op, block.shared.late, WAIT_ROW, source, [&] {
-            bool has_come = true;
-#pragma unroll
-            for (uint32_t i = 0; i < 4; ++i) {
-                if (first + i * sizeof(uint32_t) < rows.scale_bytes) {
-                    const uint64_t packet = ld_relaxed_sys(at + i);
-                    words.word[i] = packet_data(packet);
-                    has_come = has_come && packet_epoch(packet) == scales_epoch(op);
-                }
-            }
-            return has_come;
-        });
+        Vec16 words;
+        await(op, block.shared.late, WAIT_ROW, source,
+              [&] { return have_come(op, rows, from + first / sizeof(uint32_t), first, words); });
         const ScalePart part = {rows, rows.out, scales, first};
         if (part.is_one_access()) {
             part.store_at_once(words);

@@ -47,8 +47,8 @@ EP_TEST(views_without_tokens) {
     in_every_order(&run);
 }
 
-// Casts stay, or are copied where their scales are many, as are all rows whose scales are forwarded: between the
-// former, so that banks stay as they were. Lengths change, and combines have rows of another one.
+// Rows with scales stay, or are copied where these are many: between the former, so that banks stay as they were.
+// Lengths change, and combines have rows of another one.
 EP_TEST(views_formats) {
     enum { kFormats = 12, kMostBytes = 4096 };
     const Shape shape = {2, 7, 4, ncclBfloat16, kMostBytes / 2, kRefMessy, true};
@@ -63,6 +63,20 @@ EP_TEST(views_formats) {
         ref_dispatch(&run);  // compared before anything else can bring late rows
         for (unsigned turn = 0; turn < 3; ++turn) ref_pair(&run);
         if (i % 3 == 0) pair_in_stages(&run);
+    }
+}
+
+// The rows of few tokens are taken in more parts, by blocks that do not do the same beside it.
+EP_TEST(views_of_one_token) {
+    enum { kFormats = 12, kMostBytes = 16384 };
+    const Shape shape = {2, 1, 8, ncclBfloat16, kMostBytes / 2, kRefDistinct, true};
+    REF_SCOPED RefRun run;
+    open_view(&run, env, &shape, 730);
+    in_every_order(&run);
+    for (unsigned i = 0; i < kFormats; ++i) {
+        const RefFormat format = ref_format_draw(840 + i, kMostBytes);
+        ref_run_set_format(&run, &format);
+        for (unsigned turn = 0; turn < 3; ++turn) ref_pair(&run);
     }
 }
 

@@ -64,7 +64,7 @@ pub struct LlRankDispatchViewParams {
     pub banks: PeerTable,
 }
 
-/// Parameters of `ll_rank_dispatch_view_cast_bf16` and its siblings.
+/// Parameters of `ll_rank_dispatch_view_scaled`, `ll_rank_dispatch_view_cast_bf16` and its siblings.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct LlRankScaledDispatchViewParams {

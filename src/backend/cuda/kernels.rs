@@ -95,6 +95,7 @@ kernels! {
 
     ll_rank_dispatch(LlRankDispatchParams, LL_PLAIN_DISPATCH_THREADS, 1);
     ll_rank_dispatch_view(LlRankDispatchViewParams, LL_VIEW_THREADS, 4);
+    ll_rank_dispatch_view_scaled(LlRankScaledDispatchViewParams, LL_VIEW_THREADS, 4);
     ll_rank_dispatch_view_cast_bf16(LlRankScaledDispatchViewParams, LL_VIEW_THREADS, 4);
     ll_rank_dispatch_view_cast_f16(LlRankScaledDispatchViewParams, LL_VIEW_THREADS, 4);
     ll_rank_dispatch_view_cast_f32(LlRankScaledDispatchViewParams, LL_VIEW_THREADS, 4);

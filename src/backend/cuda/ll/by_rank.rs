@@ -6,7 +6,7 @@ use crate::backend::cuda::kernels;
 use crate::backend::cuda::kernels::LaunchShape;
 use crate::backend::cuda::ll::handle::{Handle, kept, rows_with_scales};
 use crate::backend::cuda::ll::launch::{DispatchGrid, Grid, Part};
-use crate::backend::cuda::ll::views::{Lies, ViewBanks, cut, scale_bytes};
+use crate::backend::cuda::ll::views::{Lies, ViewBanks, scale_bytes};
 use crate::backend::cuda::params::ll::{
     LlBeside, LlRankDispatchParams, LlRankScaledDispatchParams, LlShape, reciprocal,
 };
@@ -81,10 +81,13 @@ impl Handle {
         let banks = self.views()?.of_ranks(bank).ok_or_else(|| Error::internal("a view without memory"))?;
         let shape = launch_shape(op.launch, &mut view, own);
         let params = LlRankDispatchViewParams { dispatch, view, banks };
-        let Some((scaled, cast)) = op.scaled.as_ref().and_then(|it| Some((it, it.cast()?))) else {
+        let Some(scaled) = &op.scaled else {
             return self.launch_following(kernels::ll_rank_dispatch_view(), op.launch, shape, &params, at);
         };
-        let kernel = kernels::ll_rank_dispatch_view_cast(cast.from)?;
+        let kernel = match scaled.cast() {
+            Some(cast) => kernels::ll_rank_dispatch_view_cast(cast.from)?,
+            None => kernels::ll_rank_dispatch_view_scaled(),
+        };
         let params = LlRankScaledDispatchViewParams { view: params, rows: rows_with_scales(op, scaled)? };
         self.launch_following(kernel, op.launch, shape, &params, at)
     }
@@ -114,7 +117,7 @@ impl Handle {
     /// What kernels need of `bank`, and how many blocks they have unless a call wants another number.
     fn view(&self, bank: Option<ViewBank>, shape: &LlShape) -> Result<(LlView, u32)> {
         let views = self.views()?;
-        let (parts, warps) = cut(shape.chunks as usize);
+        let (parts, warps) = self.plan.view.cut(shape.chunks as usize);
         let view = LlView {
             rows: bank.and_then(|bank| views.own(bank)).unwrap_or_default().0 as *mut u8,
             state: views.state.0 as *mut LlViewState,

@@ -14,6 +14,8 @@ use std::sync::Arc;
 
 /// Warps of a block that move rows; one does all else.
 const ROW_WARPS: usize = LL_VIEW_THREADS as usize / 32 - 1;
+/// Parts of a row, each in a block alone on its multiprocessor, that a token has at most.
+const MOST_PARTS: usize = 7;
 /// Blocks that a multiprocessor has room for, as the list of kernels says.
 const BLOCKS_PER_MULTIPROCESSOR: usize = 4;
 
@@ -37,11 +39,12 @@ impl ViewBanks {
         Self { state, bank_bytes, row_bytes, rank, first: OnceCell::new() }
     }
 
-    /// Whether the rows of `op` stay: they fit, with the packets of their scales. Those whose scales are forwarded are
-    /// faster copied, as these come with their rows then.
+    /// Whether the rows of `op` stay: they fit, with the packets of their scales, of which each lane that sends 16 bytes
+    /// of a row can take as many.
     pub fn hold(&self, op: &LlDispatch) -> bool {
         let row = op.wire();
-        op.scaled.is_none_or(|it| it.cast().is_some()) && row.payload.bytes() + scale_bytes(row) <= self.row_bytes
+        let (payload, packets) = (row.payload.bytes(), scale_bytes(row));
+        payload + packets <= self.row_bytes && packets <= 2 * payload
     }
 
     /// Those that `make` makes of so many bytes, unless they are there.
@@ -101,6 +104,14 @@ pub struct ViewGrid {
 }
 
 impl ViewGrid {
+    /// In how many parts of how many chunks a row of so many is taken: of few tokens in more than there must be, while
+    /// three quarters of the multiprocessors have no block.
+    pub fn cut(self, chunks: usize) -> (usize, usize) {
+        let apart = self.multiprocessors as usize / (4 * self.tokens.max(1));
+        let warps = chunks.div_ceil(chunks.div_ceil(ROW_WARPS).max(apart.min(MOST_PARTS)).max(1));
+        (chunks.div_ceil(warps.max(1)).max(1), warps)
+    }
+
     /// Whether more than one block of a multiprocessor polls: pauses between polls took pairs of 128 tokens on two
     /// H200s from 24 to 19 us.
     pub fn polls_gently(self, parts: usize) -> bool {
@@ -117,14 +128,8 @@ impl ViewGrid {
     }
 }
 
-/// In how many parts of how many chunks a row of so many is taken.
-pub fn cut(chunks: usize) -> (usize, usize) {
-    let parts = chunks.div_ceil(ROW_WARPS).max(1);
-    (parts, chunks.div_ceil(parts))
-}
-
 /// Memory of the library's that rows of views are copied to where they do not stay: of staged operations, over several
-/// nodes, of forwarded scales and of rows that are too long. Made when the first one asks.
+/// nodes and of rows that are too long. Made when the first one asks.
 #[derive(Default)]
 pub struct CopiedViews(OnceCell<Buffer>);
 
@@ -141,19 +146,26 @@ impl CopiedViews {
 mod tests {
     use super::*;
 
+    fn grid(tokens: usize, most_tokens: usize, multiprocessors: u32) -> ViewGrid {
+        ViewGrid { tokens, most_tokens, multiprocessors }
+    }
+
     #[test]
     fn parts_have_all_chunks_of_a_row() {
-        for chunks in 1..200 {
-            let (parts, warps) = cut(chunks);
+        for (chunks, tokens) in (1..200).flat_map(|chunks| [0, 1, 5, 8, 300].map(|tokens| (chunks, tokens))) {
+            let (parts, warps) = grid(tokens, 300, 132).cut(chunks);
             assert!(warps <= ROW_WARPS && parts * warps >= chunks);
             assert!((parts - 1) * warps < chunks);
         }
-        assert_eq!((cut(28), cut(29)), ((4, 7), (5, 6)));
+        let cut = |tokens, chunks| grid(tokens, 300, 132).cut(chunks);
+        assert_eq!((cut(300, 28), cut(300, 29)), ((4, 7), (5, 6)));
+        assert_eq!((cut(1, 28), cut(8, 28), cut(8, 14), cut(16, 14)), ((7, 4), (4, 7), (4, 4), (2, 7)));
+        assert_eq!((cut(1, 3), cut(1, 0)), ((3, 1), (1, 0)));
     }
 
     #[test]
     fn blocks_run_at_the_same_time() {
-        let blocks = |tokens, most_tokens, multiprocessors| ViewGrid { tokens, most_tokens, multiprocessors }.blocks(4);
+        let blocks = |tokens, most_tokens, multiprocessors| grid(tokens, most_tokens, multiprocessors).blocks(4);
         assert_eq!(blocks(128, 128, 132), 512);
         assert_eq!(blocks(1024, 1024, 132), 528);
         assert_eq!((blocks(1, 128, 132), blocks(1, 1, 132)), (66, 4));

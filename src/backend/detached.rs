@@ -93,11 +93,29 @@ impl AtWork {
 impl Drop for AtWork {
     fn drop(&mut self) {
         AT_WORK.fetch_sub(1, Ordering::SeqCst);
+        drop_kept_if_idle();
+    }
+}
+
+/// What stays while any work goes on.
+static KEPT: Mutex<Vec<Box<dyn Send>>> = Mutex::new(Vec::new());
+
+/// Drops `thing` when no work goes on: now, if that is so in a moment, or later in a thread of the work.
+pub fn drop_when_idle(thing: impl Send + 'static) {
+    if is_at_work() {
+        KEPT.lock().push(Box::new(thing));
+        drop_kept_if_idle();
+    }
+}
+
+fn drop_kept_if_idle() {
+    if AT_WORK.load(Ordering::SeqCst) == 0 {
+        KEPT.lock().clear();
     }
 }
 
 /// Whether any work goes on, after a moment for threads that have nothing left to do but to end.
-pub fn is_at_work() -> bool {
+fn is_at_work() -> bool {
     const MOMENTS: usize = 100;
     (0..MOMENTS).all(|_| {
         let goes_on = AT_WORK.load(Ordering::SeqCst) > 0;
@@ -175,9 +193,11 @@ mod tests {
             kept
         });
         assert!(late.unwrap().is_none());
-        assert!(!dropped.load(Ordering::SeqCst) && is_at_work());
+        let dropped_when_idle = Arc::new(AtomicBool::new(false));
+        drop_when_idle(Kept(Arc::clone(&dropped_when_idle)));
+        assert!(!dropped.load(Ordering::SeqCst) && !dropped_when_idle.load(Ordering::SeqCst));
         go.send(()).unwrap();
-        while !dropped.load(Ordering::SeqCst) {
+        while !dropped.load(Ordering::SeqCst) || !dropped_when_idle.load(Ordering::SeqCst) {
             std::thread::yield_now();
         }
     }

@@ -25,9 +25,9 @@ pub struct Mark(Option<Mmap>);
 
 impl Drop for Mark {
     fn drop(&mut self) {
-        // What still ends a failed network in the background may wait for the device: then it stays for good.
-        if detached::is_at_work() {
-            std::mem::forget(self.0.take());
+        // What still ends a network in the background may wait for the device.
+        if let Some(page) = self.0.take() {
+            detached::drop_when_idle(page);
         }
     }
 }

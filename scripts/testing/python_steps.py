@@ -36,8 +36,8 @@ _ON_EQUAL_NODES = "test_nodes or test_layer or test_autograd"
 _NEED_HT = ("03_high_throughput_training", "04_moe_layer")
 _BENCH = ROOT / "bench" / "layer.py"
 # Starts the ranks of a program, or of several in turn, most of whose time would go into loading PyTorch. All tests run
-# under mpirun as well, on one node.
-_FORKED = ("python3", str(ROOT / "scripts" / "testing" / "forked_ranks.py"))
+# under mpirun as well, on one node. Without the machine's own packages (-S), which hide what setup.sh does not fetch.
+_FORKED = ("python3", "-S", str(ROOT / "scripts" / "testing" / "forked_ranks.py"))
 # What is asked of an installed wheel, beside a run on two ranks.
 _USE_WHEEL = """import ctypes, importlib.metadata, os, nccl_ep
 stand_ins = os.path.join(os.path.dirname(nccl_ep.__file__), "lib", "libncclep_hostsim.so")

@@ -175,7 +175,7 @@ __device__ __forceinline__ void receive_scales(const Block& block, const ScaledR
 // The last warp takes the entries of all sources. Of a token's blocks each takes those from another source, as far as
 // there are so many: if there are more, not the first, which tells the counts, the second, which sends entries, and the
 // last, which checks the sources.
-__device__ __forceinline__ void receive_entries(const Block& block) {
+__device__ __forceinline__ void receive_all_entries(const Block& block) {
     const uint32_t last = block.view.parts - (block.view.parts >= block.op.ranks() + 3 ? 2 : 1);
 #pragma unroll 1
     for (uint32_t number = 0; number < block.op.ranks(); ++number) {
@@ -205,7 +205,7 @@ template <typename Rows>
 __device__ __forceinline__ void receive_all(const Block& block, const Rows& rows) {
     if (is_last_warp()) {
         hear_sources<Rows>(block);
-        receive_entries(block);
+        receive_all_entries(block);
     } else if (block.moves_rows()) {
         receive_rows(block, rows);
     }

@@ -147,15 +147,15 @@ __device__ __noinline__ static void store_scales(const ScaledRows& rows, uint8_t
 // Whether the packets from `at` on of 16 bytes of scales have come, from byte `first` on; `part` are these then.
 __device__ __forceinline__ bool have_come(const Op& op, const ScaledRows& rows, const uint64_t* at, uint32_t first,
                                           Vec16& part) {
-    bool have_come = true;
+    bool has_come = true;
 #pragma unroll
     for (uint32_t i = 0; i < 4; ++i) {
         const uint64_t packet = ld_relaxed_sys(at + i);
         part.word[i] = packet_data(packet);
-        have_come = have_come && (packet_epoch(packet) == scales_epoch(op) ||
-                                  first + i * sizeof(uint32_t) >= rows.scale_bytes);
+        has_come = has_come && (packet_epoch(packet) == scales_epoch(op) ||
+                                first + i * sizeof(uint32_t) >= rows.scale_bytes);
     }
-    return have_come;
+    return has_come;
 }
 
 // A warp takes the scales of row number `index` of those from `source`.

@@ -1,4 +1,4 @@
-"""The two tiers of the test run: `make test` ends within 15 minutes on 2 cores, `make test-all` leaves out nothing.
+"""The two tiers of the test run: `make test`, which is to end within 15 minutes on 2 cores, and `make test-all`.
 
 Each case of a suite that runs on a backend, on one node or over several, does so in `make test`. What only the other
 has shows the same again on more ranks, in other splits or with sanitizers, makes a release, or tests the tests.

@@ -110,7 +110,8 @@ pub fn drop_when_idle(thing: impl Send + 'static) {
 
 fn drop_kept_if_idle() {
     if AT_WORK.load(Ordering::SeqCst) == 0 {
-        KEPT.lock().clear();
+        let kept = std::mem::take(&mut *KEPT.lock());
+        drop(kept); // not under the lock
     }
 }
 

@@ -39,8 +39,8 @@ impl ViewBanks {
         Self { state, bank_bytes, row_bytes, rank, first: OnceCell::new() }
     }
 
-    /// Whether the rows of `op` stay: they fit, with the packets of their scales, of which each lane that sends 16 bytes
-    /// of a row can take as many.
+    /// Whether the rows of `op` stay: they fit with the packets of their scales, and scales are no longer than the
+    /// payload, as a lane that sends 16 bytes of that sends as many of these.
     pub fn hold(&self, op: &LlDispatch) -> bool {
         let row = op.wire();
         let (payload, packets) = (row.payload.bytes(), scale_bytes(row));
@@ -107,8 +107,8 @@ impl ViewGrid {
     /// In how many parts of how many chunks a row of so many is taken: of few tokens in more than there must be, while
     /// three quarters of the multiprocessors have no block.
     pub fn cut(self, chunks: usize) -> (usize, usize) {
-        let apart = self.multiprocessors as usize / (4 * self.tokens.max(1));
-        let warps = chunks.div_ceil(chunks.div_ceil(ROW_WARPS).max(apart.min(MOST_PARTS)).max(1));
+        let apart = (self.multiprocessors as usize / (4 * self.tokens.max(1))).clamp(1, MOST_PARTS);
+        let warps = chunks.div_ceil(chunks.div_ceil(ROW_WARPS).max(apart));
         (chunks.div_ceil(warps.max(1)).max(1), warps)
     }
 

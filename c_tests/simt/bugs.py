@@ -143,6 +143,8 @@ BUGS = (
         "count_entries(block, source, first, all);", "count_entries(block, source, 0u, all);", FEW),
     Bug("tokens that a source does not have", "ll/dispatch_few.cu", "packet_data(packet) <= unit.token);",
         "packet_data(packet) < unit.token);", FEW),
+    Bug("rows with scales all at the first one's place", "ll/dispatch_few.cu", "target.of(left.first())", "target.of(0u)",
+        "2 NCCLEP_SIMT_MULTIPROCESSORS=17 test_formats casts"),
     # ---- Combine --------------------------------------------------------------------------------
     Bug("weights not waited for", "ll/combine_send.cuh",
         "weight = wait_for_packet_in(op, op.here().entries(home, token) + lane_idx(),\n"

@@ -15,7 +15,8 @@ namespace nccl_ep::ll_dispatch_few_impl {
 
 using namespace ll_dispatch_impl;
 
-using Op = DispatchOperation<WholeOnOneNode, PlainRows>;
+template <typename Rows>
+using Op = DispatchOperation<WholeOnOneNode, Rows>;
 
 // The lane that asks how many tokens a source has; those before it ask for the entries of a token.
 constexpr uint32_t kTokensLane = kWarpSize - 1;
@@ -26,6 +27,7 @@ __device__ __forceinline__ Share notifiers_of(const LlCommon& common) {
     return {common.send_blocks, gridDim.x - common.receive_blocks - common.send_blocks};
 }
 
+template <typename Op>
 __device__ __forceinline__ bool begin(const Block<Op>& block, Op& op, const Start& start) {
     if (threadIdx.x == 0) {
         block.shared.start = start;
@@ -36,6 +38,7 @@ __device__ __forceinline__ bool begin(const Block<Op>& block, Op& op, const Star
 
 // Waits for a chunk of (source, token), if it comes here; false if that is given up. Where the source has no such
 // token, no entry is here.
+template <typename Op, typename Chunk>
 __device__ __forceinline__ bool receive_few(const Block<Op>& block, const UnitOfAll& unit, const BankRow<Own>& from,
                                             const Chunk& chunk, Received<Op>& received, bool& is_beyond, Late& late) {
     const Op& op = block.op;
@@ -61,6 +64,7 @@ __device__ __forceinline__ bool receive_few(const Block<Op>& block, const UnitOf
 }
 
 // Finds the output row of this lane's entry of a token of `source`, or kNowhere; false if that is given up.
+template <typename Op>
 __device__ __forceinline__ bool find_out_row(const Block<Op>& block, uint32_t source, const EntryWord& entry,
                                              int32_t& row, Late& late) {
     const Op& op = block.op;
@@ -86,10 +90,11 @@ __device__ __forceinline__ bool find_out_row(const Block<Op>& block, uint32_t so
 }
 
 // One warp copies a chunk to the token's output rows here, if it has any. False if it is given up.
+template <typename Op>
 __device__ __forceinline__ bool receive_chunk_few(const Block<Op>& block, const UnitOfAll& unit, Late& late) {
     const Op& op = block.op;
     const BankRow<Own> from = op.here().row(block.bank_slots.of_token(unit.rank, unit.token));
-    const Chunk chunk(block.shape, unit.number);
+    const auto chunk = block.rows.chunk(block.shape, unit.number);
     Received<Op> received;
     bool is_beyond = false;
     int32_t out_row;
@@ -103,19 +108,22 @@ __device__ __forceinline__ bool receive_chunk_few(const Block<Op>& block, const 
         return false;
     }
     if (any_lane(received.entry.is_here())) {
-        let_go<ChunkData>(from, chunk);
+        let_go<typename Op::Rows::Data>(from, chunk);
     }
     if (unit.number == 0 && lane_idx() < block.shape.top_k) {
         op.rows_of(unit.rank, unit.token)[lane_idx()] = out_row;
     }
+    const auto target = block.rows.target(block.params, block.output, received.entry, out_row);
 #pragma unroll 1
     for (LaneMask left = ballot(out_row >= 0); left.any(); left.drop_first()) {
-        block.rows.store(block.params, block.shape, {shuffle(out_row, left.first())}, chunk, received.row.data);
+        const auto to = target.of(left.first());
+        block.rows.store(block.params, block.shape, to, chunk, received.row.data);
     }
     return true;
 }
 
 // Nobody knows yet how many tokens the others have.
+template <typename Op>
 __device__ __forceinline__ void receive_all(const Block<Op>& block, const Share& receivers) {
     const uint32_t units = block.shape.max_tokens * block.op.ranks() * block.shape.chunks;
     const uint32_t step = num_warps() * receivers.blocks;
@@ -129,14 +137,14 @@ __device__ __forceinline__ void receive_all(const Block<Op>& block, const Share&
     }
 }
 
-ENTRY(ll_dispatch_few) {
+template <typename Rows>
+__device__ __forceinline__ void run(const LlDispatchParams& params, const Rows& rows) {
     follow_grid();
     __shared__ SharedStorage shared;
     __shared__ uint32_t tokens_of[MAX_PEERS];
     DYNAMIC_SHARED(uint32_t, per_expert);
-    const PlainRows rows;
-    Op op(params.common, WholeOnOneNode{{params.common.peers}});
-    const Block<Op> block = {params, op, rows, shared, tokens_of, per_expert};
+    Op<Rows> op(params.common, WholeOnOneNode{{params.common.peers}});
+    const Block<Op<Rows>> block = {params, op, rows, shared, tokens_of, per_expert};
     const Share notifiers = notifiers_of(params.common);
     Start start;
     if (threadIdx.x == 0) {
@@ -168,5 +176,11 @@ ENTRY(ll_dispatch_few) {
         receive_all(block, {block.receivers.first + 1, block.receivers.blocks - 1});
     }
 }
+
+ENTRY(ll_dispatch_few) { run(params, PlainRows{}); }
+ENTRY(ll_dispatch_few_scaled) { run(params.dispatch, ForwardedRows<1>{{params.rows}}); }
+ENTRY(ll_dispatch_few_cast_bf16) { run(params.dispatch, CastRows<Bf16, 1>{{params.rows}}); }
+ENTRY(ll_dispatch_few_cast_f16) { run(params.dispatch, CastRows<F16, 1>{{params.rows}}); }
+ENTRY(ll_dispatch_few_cast_f32) { run(params.dispatch, CastRows<F32, 1>{{params.rows}}); }
 
 }  // namespace nccl_ep::ll_dispatch_few_impl

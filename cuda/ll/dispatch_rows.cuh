@@ -48,12 +48,11 @@ struct PlainRows {
     }
 };
 
-// What all kinds with scales have in common, of which a lane has so many accesses at most.
-template <uint32_t kScaleVecs>
+// What all kinds with scales have in common, with the most accesses of payload and of scales that a lane has in a chunk.
+template <uint32_t kVecs, uint32_t kScaleVecs>
 struct ScaledKind {
     static constexpr bool kScaled = true;
-    using Data = ScaledData<kScaleVecs>;
-    static constexpr uint32_t kVecs = Data::kVecs;
+    using Data = ScaledData<kVecs, kScaleVecs>;
     const ScaledRows& rows;
 
     __device__ ScaledChunk chunk(const LlShape& shape, uint32_t index) const {
@@ -125,7 +124,12 @@ struct ScaledKind {
 };
 
 // Rows and scales as the caller has them.
-struct ForwardedRows : ScaledKind<LL_SCALED_CHUNK_VECS> {
+template <uint32_t kVecs = LL_SCALED_CHUNK_VECS>
+struct ForwardedRows : ScaledKind<kVecs, kVecs> {
+    using Kind = ScaledKind<kVecs, kVecs>;
+    using typename Kind::Data;
+    using Kind::rows;
+
     // Scales that take more than one access are loaded when they are sent: with a branch between them, the loads of a
     // chunk would wait for each other.
     struct Fetched {
@@ -161,7 +165,7 @@ struct ForwardedRows : ScaledKind<LL_SCALED_CHUNK_VECS> {
             }
         });
         if (are_slow) {
-            each_slow_turn(chunk, [&](uint32_t turn) { return part_of(fetched.token, chunk, turn); },
+            Kind::each_slow_turn(chunk, [&](uint32_t turn) { return part_of(fetched.token, chunk, turn); },
                            [&](const ScalePart& part, uint32_t turn) {
                                fetched.data.set_scales_of(turn, part.load_slowly());
                            });
@@ -171,7 +175,7 @@ struct ForwardedRows : ScaledKind<LL_SCALED_CHUNK_VECS> {
     template <typename Op, typename EachSlot>
     __device__ __forceinline__ void send(const Op& op, Fetched& fetched, const ScaledChunk& chunk,
                                          EachSlot each_slot) const {
-        send_whole(op, as_sent(fetched, chunk), chunk, each_slot);
+        Kind::send_whole(op, as_sent(fetched, chunk), chunk, each_slot);
     }
     __device__ __forceinline__ void write(Fetched& fetched, const ScaledChunk& chunk, uint8_t* to) const {
         nccl_ep::store(as_sent(fetched, chunk), to, chunk);
@@ -185,7 +189,7 @@ struct ForwardedRows : ScaledKind<LL_SCALED_CHUNK_VECS> {
 };
 
 // Rows and scales as they travel, since they came over the network, or go there, too.
-struct PackedRows : ScaledKind<LL_SCALED_CHUNK_VECS> {
+struct PackedRows : ScaledKind<LL_SCALED_CHUNK_VECS, LL_SCALED_CHUNK_VECS> {
     using Fetched = Data;
 
     __device__ __forceinline__ void fetch(const LlShape& shape, const uint8_t* from, uint32_t token,
@@ -200,8 +204,12 @@ struct PackedRows : ScaledKind<LL_SCALED_CHUNK_VECS> {
 };
 
 // Rows of type `Number`, which are cast when they are sent: the loads are under way together by then.
-template <typename Number>
-struct CastRows : ScaledKind<1> {
+template <typename Number, uint32_t kVecs = LL_SCALED_CHUNK_VECS>
+struct CastRows : ScaledKind<kVecs, 1> {
+    using Kind = ScaledKind<kVecs, 1>;
+    using typename Kind::Data;
+    using Kind::rows;
+
     struct Fetched {
         Uncast<Number> part[kVecs];
     };
@@ -231,7 +239,7 @@ struct CastRows : ScaledKind<1> {
     template <typename Op, typename EachSlot>
     __device__ __forceinline__ void send(const Op& op, const Fetched& fetched,
                                          const ScaledChunk& chunk, EachSlot each_slot) const {
-        send_whole(op, as_sent(fetched, chunk), chunk, each_slot);
+        Kind::send_whole(op, as_sent(fetched, chunk), chunk, each_slot);
     }
     // To a row on its way in memory of this rank.
     __device__ __forceinline__ void write(const Fetched& fetched, const ScaledChunk& chunk, uint8_t* to) const {

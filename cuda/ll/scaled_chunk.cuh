@@ -50,10 +50,9 @@ struct ScaledChunk {
     }
 };
 
-// This lane's part of a chunk, which has as many accesses of scales at most: casts make one.
-template <uint32_t kScaleVecs>
+// This lane's part of a chunk, with the most accesses of payload and of scales: casts make one of these.
+template <uint32_t kVecs, uint32_t kScaleVecs>
 struct ScaledData {
-    static constexpr uint32_t kVecs = LL_SCALED_CHUNK_VECS;
     Vec16 payload[kVecs];
     Vec16 scales[kScaleVecs];
 

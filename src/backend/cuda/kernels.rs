@@ -76,6 +76,10 @@ kernels! {
 
     ll_dispatch(LlDispatchParams, LL_PLAIN_DISPATCH_THREADS, 1);
     ll_dispatch_few(LlDispatchParams, LL_FEW_DISPATCH_THREADS, 1);
+    ll_dispatch_few_scaled(LlScaledDispatchParams, LL_FEW_DISPATCH_THREADS, 1);
+    ll_dispatch_few_cast_bf16(LlScaledDispatchParams, LL_FEW_DISPATCH_THREADS, 1);
+    ll_dispatch_few_cast_f16(LlScaledDispatchParams, LL_FEW_DISPATCH_THREADS, 1);
+    ll_dispatch_few_cast_f32(LlScaledDispatchParams, LL_FEW_DISPATCH_THREADS, 1);
     ll_dispatch_scaled(LlScaledDispatchParams, LL_DISPATCH_THREADS, 1);
     ll_dispatch_cast_bf16(LlScaledDispatchParams, LL_DISPATCH_THREADS, 1);
     ll_dispatch_cast_f16(LlScaledDispatchParams, LL_DISPATCH_THREADS, 1);
@@ -217,6 +221,8 @@ macro_rules! by_type {
 
 by_type! {
     ll_dispatch_cast(LlScaledDispatchParams): ll_dispatch_cast_bf16, ll_dispatch_cast_f16, ll_dispatch_cast_f32;
+    ll_dispatch_few_cast(LlScaledDispatchParams):
+        ll_dispatch_few_cast_bf16, ll_dispatch_few_cast_f16, ll_dispatch_few_cast_f32;
     ll_rank_dispatch_cast(LlRankScaledDispatchParams):
         ll_rank_dispatch_cast_bf16, ll_rank_dispatch_cast_f16, ll_rank_dispatch_cast_f32;
     ll_rank_dispatch_view_cast(LlRankScaledDispatchViewParams):

@@ -6,7 +6,7 @@ use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::group_context::GroupContext;
 use crate::backend::cuda::kernels::{self, Kernel, LaunchShape, to_u32};
 use crate::backend::cuda::ll::fingerprint::LlFingerprint;
-use crate::backend::cuda::ll::launch::{Chunks, CombineKernel, DispatchGrid, FewGrids, Grid, HandlePlan, Part};
+use crate::backend::cuda::ll::launch::{CombineKernel, DispatchGrid, FewGrids, Grid, HandlePlan, Part};
 use crate::backend::cuda::ll::memory::HandleMemory;
 use crate::backend::cuda::ll::network::LlNetwork;
 use crate::backend::cuda::ll::views::ViewBanks;
@@ -168,14 +168,17 @@ impl Handle {
     // Apart, so that a dispatch without scales does not carry its parameters.
     #[inline(never)]
     fn launch_scaled_dispatch(&self, (op, scaled): (&LlDispatch, &Scaled), part: Part, at: &StreamScope) -> Result<()> {
-        let (grid, kernel) = match scaled.cast() {
-            Some(cast) => (&self.plan.cast_dispatch, kernels::ll_dispatch_cast(cast.from)?),
-            None => (&self.plan.scaled_dispatch, kernels::ll_dispatch_scaled()),
+        let few = self.few(op.launch, part).filter(|_| self.plan.chunks(op.wire(), op.layout).accesses == 1);
+        let (grid, kernel) = match (scaled.cast(), few) {
+            (Some(cast), Some(few)) => (few.dispatch, kernels::ll_dispatch_few_cast(cast.from)?),
+            (None, Some(few)) => (few.dispatch, kernels::ll_dispatch_few_scaled()),
+            (Some(cast), None) => (self.plan.cast_dispatch, kernels::ll_dispatch_cast(cast.from)?),
+            (None, None) => (self.plan.scaled_dispatch, kernels::ll_dispatch_scaled()),
         };
         let grid = &grid.asked(op.launch, kernel.most_threads());
         let params = LlScaledDispatchParams {
             dispatch: self.dispatch_params((op, op.tokens), grid, part),
-            rows: rows_with_scales(op, scaled)?,
+            rows: self.rows_with_scales(op, scaled)?,
         };
         self.launch_following(kernel, op.launch, grid.launch, &params, at)
     }
@@ -234,6 +237,7 @@ impl Handle {
             common: self.common(
                 LlFingerprint { in_view: self.bank_to_fill(op, part).is_some(), ..self.fingerprint_of_dispatch(op) },
                 op.wire(),
+                op.layout,
                 &grid.grid,
                 part,
             ),
@@ -253,7 +257,7 @@ impl Handle {
         let fingerprint =
             LlFingerprint { exact: op.is_exact(), ..self.fingerprint(KernelOp::LlCombine, op.row.into(), op.layout) };
         LlCombineParams {
-            common: self.common(fingerprint, op.row.into(), grid, part),
+            common: self.common(fingerprint, op.row.into(), op.layout, grid, part),
             rows: op.expert_rows.0 as *const u8,
             topk_idx: self.ids(),
             weights: kept(part, op.weights.unwrap_or_default()) as *const f32,
@@ -264,8 +268,8 @@ impl Handle {
 
     // As above; and what takes a call comes first, so that peers are copied once.
     #[inline(always)]
-    fn common(&self, fingerprint: LlFingerprint, row: WireRow, grid: &Grid, part: Part) -> LlCommon {
-        let shape = self.plan.shape(row);
+    fn common(&self, fingerprint: LlFingerprint, row: WireRow, layout: Layout, grid: &Grid, part: Part) -> LlCommon {
+        let shape = self.plan.shape(row, layout);
         LlCommon {
             peers: *self.context.peers(),
             wait: self.context.wait(fingerprint.op),
@@ -280,6 +284,12 @@ impl Handle {
             send_blocks: grid.send_blocks,
             receive_blocks: grid.receive_blocks,
         }
+    }
+
+    /// The `scaled` rows of a dispatch, as kernels take them.
+    pub fn rows_with_scales(&self, op: &LlDispatch, scaled: &Scaled) -> Result<ScaledRows> {
+        let scale_chunk_bytes = self.plan.chunks(op.wire(), op.layout).scales as u32;
+        Ok(ScaledRows { scale_chunk_bytes, ..scaled_rows(op.row, scaled)? })
     }
 
     /// That of a dispatch.
@@ -307,9 +317,4 @@ impl Handle {
 #[inline]
 pub fn kept(part: Part, data: DevPtr) -> usize {
     if part.keep { data.0 } else { 0 }
-}
-
-/// The `scaled` rows of a dispatch, as kernels take them.
-pub fn rows_with_scales(op: &LlDispatch, scaled: &Scaled) -> Result<ScaledRows> {
-    Ok(ScaledRows { scale_chunk_bytes: Chunks::of(op.wire()).scales as u32, ..scaled_rows(op.row, scaled)? })
 }

@@ -11,7 +11,7 @@
 
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::kernels::{self, LaunchShape, to_u32};
-use crate::backend::cuda::ll::handle::{Handle, SourceTokens, rows_with_scales};
+use crate::backend::cuda::ll::handle::{Handle, SourceTokens};
 use crate::backend::cuda::ll::launch::{DispatchGrid, Grid, Part};
 use crate::backend::cuda::ll::network::{ChannelMemory, HEADER_BYTES, Leg, LlNetwork};
 use crate::backend::cuda::order::Turn;
@@ -194,7 +194,7 @@ impl<'a> OverNodes<'a> {
         let params = LlScaledDispatchNodesParams {
             dispatch: self.handle.dispatch_params((op, self.packed_rows()), grid, part),
             nodes,
-            rows: rows_with_scales(op, scaled)?,
+            rows: self.handle.rows_with_scales(op, scaled)?,
         };
         module.launch(kernels::ll_dispatch_nodes_scaled(), grid.launch, &params, at)
     }
@@ -217,7 +217,7 @@ impl<'a> OverNodes<'a> {
         let params = LlRankScaledDispatchNodesParams {
             dispatch: params(self.packed_rows()),
             nodes,
-            rows: rows_with_scales(op, scaled)?,
+            rows: self.handle.rows_with_scales(op, scaled)?,
         };
         let kernel = kernels::ll_rank_dispatch_nodes_scaled();
         module.launch(kernel, grid.launch, &params, at)
@@ -284,7 +284,8 @@ impl<'a> OverNodes<'a> {
         let Some(scaled) = &op.scaled else {
             return module.launch(kernels::ll_pack(), shape, &pack, at);
         };
-        let params = LlScaledPackParams { pack, rows: rows_with_scales(op, scaled)?, shape: handle.plan.shape(row) };
+        let shape_of_rows = handle.plan.shape(row, op.layout);
+        let params = LlScaledPackParams { pack, rows: handle.rows_with_scales(op, scaled)?, shape: shape_of_rows };
         let kernel = match scaled.cast() {
             Some(cast) => kernels::ll_pack_cast(cast.from)?,
             None => kernels::ll_pack_scaled(),

@@ -192,6 +192,7 @@ impl LlPlan {
             combine: self.combine_grid(routing.tokens, multiprocessors),
             relay_dispatch: dispatch((relay_dispatch, relay_dispatch.receive_blocks)),
             relay_combine: Grid::shared(relay, LL_COMBINE_MANY_THREADS),
+            has_few_pairs: self.has_few_pairs(),
             view: ViewGrid { tokens: routing.tokens, most_tokens: self.max_tokens, multiprocessors },
             combine_kernel: self.combine_kernel(routing.tokens),
             few: self.few(routing, multiprocessors, shared_bytes),

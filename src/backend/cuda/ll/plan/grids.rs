@@ -172,11 +172,7 @@ impl LlPlan {
     /// block of its dispatches has `shared_bytes`.
     pub(super) fn few(&self, routing: &Routing, multiprocessors: u32, shared_bytes: u32) -> Option<FewGrids> {
         let is_tuned = |operation| self.measured(operation, routing.tokens, multiprocessors).is_some();
-        let pairs = if self.facts.ranks <= 2 { PAIRS_OF_TWO } else { PAIRS_OF_MORE };
-        let most = self.max_tokens * self.facts.ranks;
-        let suits = self.forwarders.nodes == 1
-            && self.facts.ranks <= FEW_RANKS
-            && most <= pairs
+        let suits = self.has_few_pairs()
             && routing.top_k <= LL_FEW_TOP_K as usize
             && multiprocessors >= LEAST_BLOCKS
             && !is_tuned(Operation::LlDispatch)
@@ -185,9 +181,20 @@ impl LlPlan {
             let grid = self.few_dispatch(routing, multiprocessors);
             FewGrids {
                 dispatch: DispatchGrid { grid, notify_blocks: 0, launch: grid.launch_shape(shared_bytes) },
-                combine: (most <= PAIRS_OF_COMBINE).then(|| self.few_combine(routing.tokens, multiprocessors)),
+                combine: (self.pairs() <= PAIRS_OF_COMBINE).then(|| self.few_combine(routing.tokens, multiprocessors)),
             }
         })
+    }
+
+    /// Pairs of a token and a rank, as many tokens as ranks may have.
+    fn pairs(&self) -> usize {
+        self.max_tokens * self.facts.ranks
+    }
+
+    /// Whether there are few of them, which all ranks know.
+    pub(super) fn has_few_pairs(&self) -> bool {
+        let most = if self.facts.ranks <= 2 { PAIRS_OF_TWO } else { PAIRS_OF_MORE };
+        self.forwarders.nodes == 1 && self.facts.ranks <= FEW_RANKS && self.pairs() <= most
     }
 
     /// Chunks of `tokens` rows, and those that come to a rank or that it sends for others, at most.

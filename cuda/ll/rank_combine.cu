@@ -5,8 +5,9 @@
 // fingerprint, and which banks of views are clean (view.cuh). Which row is whose, and who has rows of a token, is what
 // the dispatch left in the handle's memory. If that was into a view, the combine cleans its bank.
 //
-// Grid: any number of blocks that fit on the GPU at once. A block takes some chunks of a token's row: it sends those of
-// the token with that number of each other rank, then adds those of this rank's.
+// Grid: any number of blocks that fit on the GPU at once, in groups, each of which has a block for some chunks of each
+// token's row. One group sends those of the token with that number of each other rank, then adds those of this rank's.
+// Of few tokens there are several: the last one adds, and each of the others sends to some of the ranks.
 //
 // Order of summation. a = 0; a = a + y for the ranks of a token in the order of the first k that names each, in fp32;
 // out = round(a).
@@ -37,9 +38,15 @@ struct Block {
     const LlCombineParams& combine = params.combine;
     const LlShape& shape = combine.common.shape;
     const LlView& view = params.view;
-    ViewUnit first = ViewUnit(view);
+    // The block's group, and its number there.
+    Divided group = divide(blockIdx.x, params.group_blocks, params.group_reciprocal);
+    ViewUnit first = ViewUnit(view, group.remainder);
     BankSlots bank_slots = {shape, op.peers()};
 
+    // Groups that send, and whether this is one of them.
+    __device__ uint32_t senders() const { return max(params.groups - 1, 1u); }
+    __device__ bool sends() const { return op.sends() && group.quotient < senders(); }
+    __device__ bool receives() const { return op.receives() && group.quotient == params.groups - 1; }
     // The caller's row for a token of `home`. The handle's memory holds anything if its dispatch has not run; no such
     // row is taken at its word.
     __device__ __forceinline__ uint32_t row_of(uint32_t home, uint32_t token) const {
@@ -78,7 +85,8 @@ struct Outgoing {
     uint32_t row;
     Vec16 vec = {{0, 0, 0, 0}};
 
-    __device__ explicit Outgoing(const Block& block) : number(block.op.receives() ? 1 : 0), unit(block.first) {}
+    __device__ explicit Outgoing(const Block& block)
+        : number((block.op.receives() ? 1 : 0) + block.group.quotient), unit(block.first) {}
     __device__ __forceinline__ bool is_left(const Block& block) const { return number < block.op.peers(); }
     __device__ __forceinline__ uint32_t home(const Block& block) const {
         const uint32_t turned = block.op.rank() + number;
@@ -95,7 +103,7 @@ struct Outgoing {
         unit.next(block.view);
         if (unit.row >= block.shared.tokens_of[home(block)]) {
             unit = block.first;
-            ++number;
+            number += block.senders();
         }
     }
 };
@@ -117,7 +125,7 @@ template <typename Begin>
 __device__ __forceinline__ bool send_rows(const Block& block, Begin begin) {
     const Op& op = block.op;
     Outgoing outgoing(block);
-    const bool sends = warp_idx() < block.view.warps && op.sends();
+    const bool sends = warp_idx() < block.view.warps && block.sends();
 #pragma unroll 1
     for (bool has_begun = false;; has_begun = true) {
         if (sends) {
@@ -313,7 +321,7 @@ __device__ __forceinline__ void run(const LlRankCombineParams& params) {
                     check_fingerprint(op, peer);
                 }
             }
-        } else if (warp_idx() < params.view.warps) {
+        } else if (block.receives() && warp_idx() < params.view.warps) {
             receive_all<Type>(block);
         }
     }

@@ -61,8 +61,9 @@ struct ViewUnit {
     uint32_t row;
     uint32_t part;
 
-    __device__ __forceinline__ explicit ViewUnit(const LlView& view) {
-        const Divided at = divide(blockIdx.x, view.parts, view.parts_reciprocal);
+    // The first one of a block of this number.
+    __device__ __forceinline__ ViewUnit(const LlView& view, uint32_t number) {
+        const Divided at = divide(number, view.parts, view.parts_reciprocal);
         row = at.quotient;
         part = at.remainder;
     }

@@ -39,7 +39,7 @@ struct Block {
     const LlDispatchParams& dispatch = params.dispatch.dispatch;
     const LlShape& shape = dispatch.common.shape;
     const LlView& view = params.view;
-    ViewUnit first = ViewUnit(view);
+    ViewUnit first = ViewUnit(view, blockIdx.x);
 
     __device__ bool is_first() const { return blockIdx.x == 0; }
     __device__ bool moves_rows() const { return warp_idx() < view.warps; }

@@ -80,4 +80,10 @@ pub struct LlRankCombineParams {
     /// As expert-major.
     pub combine: LlCombineParams,
     pub view: LlView,
+    /// Groups of blocks, each with a block for each part of the rows. One sends and receives; of several the last one
+    /// receives, and each of the others sends to some of the ranks.
+    pub groups: u32,
+    pub group_blocks: u32,
+    /// For divisions by `group_blocks`.
+    pub group_reciprocal: u32,
 }

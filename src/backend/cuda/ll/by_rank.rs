@@ -105,9 +105,19 @@ impl Handle {
         let lies = bank.and_then(lies).unwrap_or(Lies::Apart);
         let (mut view, own) = self.view(bank.filter(|_| lies != Lies::Across), shape)?;
         view.lie_there = u32::from(lies == Lies::There);
-        let shape = launch_shape(op.launch, &mut view, own);
-        let params = LlRankCombineParams { combine, view };
-        self.launch_following(kernels::ll_rank_combine(op.row.dtype)?, op.launch, shape, &params, at)
+        let group = launch_shape(op.launch, &mut view, own);
+        let is_own = part.is_whole() && op.launch.is_own();
+        let groups = if is_own { self.plan.view.groups(group.blocks) } else { 1 };
+        let shape = LaunchShape { blocks: groups * group.blocks, ..group };
+        let params = LlRankCombineParams {
+            combine,
+            view,
+            groups,
+            group_blocks: group.blocks,
+            group_reciprocal: reciprocal(group.blocks),
+        };
+        let kernel = kernels::ll_rank_combine(op.row.dtype)?;
+        self.launch_following(kernel, op.launch, shape, &params, at)
     }
 
     fn views(&self) -> Result<&ViewBanks> {

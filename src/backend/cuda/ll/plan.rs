@@ -193,7 +193,12 @@ impl LlPlan {
             relay_dispatch: dispatch((relay_dispatch, relay_dispatch.receive_blocks)),
             relay_combine: Grid::shared(relay, LL_COMBINE_MANY_THREADS),
             has_few_pairs: self.has_few_pairs(),
-            view: ViewGrid { tokens: routing.tokens, most_tokens: self.max_tokens, multiprocessors },
+            view: ViewGrid {
+                tokens: routing.tokens,
+                most_tokens: self.max_tokens,
+                multiprocessors,
+                ranks: self.facts.ranks,
+            },
             combine_kernel: self.combine_kernel(routing.tokens),
             few: self.few(routing, multiprocessors, shared_bytes),
             shape_of_handle: LlShape {

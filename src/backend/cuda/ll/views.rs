@@ -101,6 +101,7 @@ pub struct ViewGrid {
     pub tokens: usize,
     pub most_tokens: usize,
     pub multiprocessors: u32,
+    pub ranks: usize,
 }
 
 impl ViewGrid {
@@ -126,6 +127,12 @@ impl ViewGrid {
         let wanted = (self.tokens * parts).max(serving).max(1);
         wanted.min(BLOCKS_PER_MULTIPROCESSOR * all) as u32
     }
+
+    /// Groups of so many `blocks` of a combine: one that receives and up to one that sends to each other rank, while
+    /// a quarter of the multiprocessors has no block; else one that does both.
+    pub fn groups(self, blocks: u32) -> u32 {
+        (self.multiprocessors * 3 / 4 / blocks).clamp(1, self.ranks as u32)
+    }
 }
 
 /// Memory of the library's that rows of views are copied to where they do not stay: of staged operations, over several
@@ -147,7 +154,7 @@ mod tests {
     use super::*;
 
     fn grid(tokens: usize, most_tokens: usize, multiprocessors: u32) -> ViewGrid {
-        ViewGrid { tokens, most_tokens, multiprocessors }
+        ViewGrid { tokens, most_tokens, multiprocessors, ranks: 4 }
     }
 
     #[test]
@@ -170,5 +177,6 @@ mod tests {
         assert_eq!(blocks(1024, 1024, 132), 528);
         assert_eq!((blocks(1, 128, 132), blocks(1, 1, 132)), (66, 4));
         assert_eq!((blocks(0, 1, 1), blocks(0, 0, 132)), (1, 1));
+        assert_eq!([1, 24, 33, 49, 50, 528].map(|blocks| grid(1, 1, 132).groups(blocks)), [4, 4, 3, 2, 1, 1]);
     }
 }

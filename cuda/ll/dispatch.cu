@@ -32,9 +32,7 @@ __device__ __forceinline__ void run(const LlDispatchParams& params, const Nodes&
         },
         [](const Block<Op>& block) {
             find_begins(block);
-            receive_rows(block, [&](uint32_t source, uint32_t token, uint32_t chunk_idx, Late& late) {
-                return receive_chunk(block, source, token, chunk_idx, late);
-            });
+            receive_rows(block, [&](const UnitOfAll& unit, Late& late) { return receive_chunk(block, unit, late); });
         });
 }
 

@@ -1,67 +1,12 @@
-// Low-latency dispatch of few tokens by few ranks of one node: as dispatch.cu tells and sends, with fewer instructions
-// on the way of each block.
-//
-// Grid: blocks of four kinds, so that none waits for another's work: those that send rows; those that notify the peers;
-// one that hears what all ranks have notified this one of; those that copy arriving rows. These find where a source's
-// rows begin by themselves, from the counts of the sources before it, and need no table for all experts.
-//
-// A rank with this kernel and one with that of dispatch.cu understand each other.
+// Low-latency dispatch of few tokens to experts (dispatch_few.cuh). Receivers find where a source's rows begin by
+// themselves, from the counts of the sources before it, and need no table for all experts.
 
 #include "../base/entry.cuh"
-#include "dispatch_receive.cuh"
-#include "dispatch_send.cuh"
+#include "dispatch_few.cuh"
 
 namespace nccl_ep::ll_dispatch_few_impl {
 
 using namespace ll_dispatch_impl;
-
-template <typename Rows>
-using Op = DispatchOperation<WholeOnOneNode, Rows>;
-
-// The lane that asks how many tokens a source has; those before it ask for the entries of a token.
-constexpr uint32_t kTokensLane = kWarpSize - 1;
-static_assert(LL_FEW_TOP_K == kTokensLane, "a lane for each entry");
-
-// Blocks between those that send and those that receive.
-__device__ __forceinline__ Share notifiers_of(const LlCommon& common) {
-    return {common.send_blocks, gridDim.x - common.receive_blocks - common.send_blocks};
-}
-
-template <typename Op>
-__device__ __forceinline__ bool begin(const Block<Op>& block, Op& op, const Start& start) {
-    if (threadIdx.x == 0) {
-        block.shared.start = start;
-    }
-    __syncthreads();
-    return all_lanes(op.begin(block.shared.start));
-}
-
-// Waits for a chunk of (source, token), if it comes here; false if that is given up. Where the source has no such
-// token, no entry is here.
-template <typename Op, typename Chunk>
-__device__ __forceinline__ bool receive_few(const Block<Op>& block, const UnitOfAll& unit, const BankRow<Own>& from,
-                                            const Chunk& chunk, Received<Op>& received, bool& is_beyond, Late& late) {
-    const Op& op = block.op;
-    const bool asks_tokens = lane_idx() == kTokensLane;
-    const bool has_entry = lane_idx() < block.shape.top_k;
-    const uint64_t* at = asks_tokens ? op.here().counts(unit.rank) + block.shape.local_experts
-                                     : op.here().entries(unit.rank, unit.token) + lane_idx();
-    return wait_as_warp_in(op.common.wait, late, [&] {
-        // All are under way together.
-        const uint64_t packet = has_entry || asks_tokens ? ld_relaxed_sys(at) : op.packet(EntryWord::kElsewhere);
-        const bool has_come = received.row.poll(op, from, chunk, false);
-        const bool is_there = packet_epoch(packet) == op.epoch;
-        const bool is_known = all_lanes(is_there);
-        late.awaited = op.from(unit.rank, is_known ? WAIT_ROW : WAIT_ENTRY);
-        is_beyond = any_lane(asks_tokens && is_there && packet_data(packet) <= unit.token);
-        received.entry = {packet_data(packet)};
-        // It becomes an address.
-        if (asks_tokens || received.entry.expert() >= block.shape.local_experts) {
-            received.entry = EntryWord::elsewhere();
-        }
-        return is_beyond || (is_known && (has_come || !any_lane(received.entry.is_here())));
-    });
-}
 
 // Finds the output row of this lane's entry of a token of `source`, or kNowhere; false if that is given up.
 template <typename Op>
@@ -98,7 +43,7 @@ __device__ __forceinline__ bool receive_chunk_few(const Block<Op>& block, const 
     Received<Op> received;
     bool is_beyond = false;
     int32_t out_row;
-    if (!receive_few(block, unit, from, chunk, received, is_beyond, late)) {
+    if (!receive_with_tokens(block, unit, from, chunk, received, is_beyond, late)) {
         return false;
     }
     if (is_beyond) {
@@ -122,59 +67,14 @@ __device__ __forceinline__ bool receive_chunk_few(const Block<Op>& block, const 
     return true;
 }
 
-// Nobody knows yet how many tokens the others have.
-template <typename Op>
-__device__ __forceinline__ void receive_all(const Block<Op>& block, const Share& receivers) {
-    const uint32_t units = block.shape.max_tokens * block.op.ranks() * block.shape.chunks;
-    const uint32_t step = num_warps() * receivers.blocks;
-#pragma unroll 1
-    for (uint32_t unit = receivers.unit(block.warp); unit < units; unit += step) {
-        Late late;
-        if (!receive_chunk_few(block, UnitOfAll(block.op, units_of_row<1>(block.shape), unit), late)) {
-            report_late(block.op, late);
-            return;
-        }
-    }
-}
-
 template <typename Rows>
 __device__ __forceinline__ void run(const LlDispatchParams& params, const Rows& rows) {
-    follow_grid();
-    __shared__ SharedStorage shared;
-    __shared__ uint32_t tokens_of[MAX_PEERS];
-    DYNAMIC_SHARED(uint32_t, per_expert);
-    Op<Rows> op(params.common, WholeOnOneNode{{params.common.peers}});
-    const Block<Op<Rows>> block = {params, op, rows, shared, tokens_of, per_expert};
-    const Share notifiers = notifiers_of(params.common);
-    Start start;
-    if (threadIdx.x == 0) {
-        start.load(params.common);
-        shared.most_tokens = 0;
-    }
-    if (block.senders.has_this_block()) {
-        send_all(block, [&] { return begin(block, op, start); });
-        advance_epoch(op);
-        return;
-    }
-    if (notifiers.has_this_block()) {
-        clear_histograms(block);
-        const bool goes_on = begin(block, op, start);
-        if (goes_on) {
-            notify(block, block.source(0), {notifiers.index(), notifiers.blocks});
-        }
-        advance_epoch(op);
-        return;
-    }
-    const bool goes_on = begin(block, op, start);
-    advance_epoch(op);
-    if (!goes_on) {
-        return;
-    }
-    if (block.receivers.index() == 0) {
-        find_begins(block);
-    } else {
-        receive_all(block, {block.receivers.first + 1, block.receivers.blocks - 1});
-    }
+    using Op = DispatchOperation<WholeOnOneNode, Rows>;
+    run_few<Op>(
+        params, rows,
+        [](const Block<Op>& block, const BlockOf& part) { notify(block, block.source(0), part); },
+        [](const Block<Op>& block) { find_begins(block); },
+        [](const Block<Op>& block, const UnitOfAll& unit, Late& late) { return receive_chunk_few(block, unit, late); });
 }
 
 ENTRY(ll_dispatch_few) { run(params, PlainRows{}); }

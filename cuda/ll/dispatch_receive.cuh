@@ -38,13 +38,13 @@ __device__ __forceinline__ bool receive(const Block<Op>& block, uint32_t source,
 
 // One warp copies a chunk of (source, token) to the token's output rows here, if it has any. False if it is given up.
 template <typename Op>
-__device__ __forceinline__ bool receive_chunk(const Block<Op>& block, uint32_t source, uint32_t token,
-                                              uint32_t chunk_idx, Late& late) {
+__device__ __forceinline__ bool receive_chunk(const Block<Op>& block, const UnitOfAll& unit, Late& late) {
     const Op& op = block.op;
-    const BankRow<Own> from = op.here().row(block.bank_slots.of_token(source, token));
-    const auto chunk = block.rows.chunk(block.shape, chunk_idx);
+    const uint32_t source = unit.rank;
+    const BankRow<Own> from = op.here().row(block.bank_slots.of_token(source, unit.token));
+    const auto chunk = block.rows.chunk(block.shape, unit.number);
     Received<Op> received;
-    if (!receive(block, source, token, from, chunk, received, late)) {
+    if (!receive(block, source, unit.token, from, chunk, received, late)) {
         return false;
     }
     const EntryWord entry = received.entry;
@@ -53,8 +53,8 @@ __device__ __forceinline__ bool receive_chunk(const Block<Op>& block, uint32_t s
     }
     const int32_t out_row =
         entry.is_here() ? block.output.row(block.per_expert, source, entry.expert(), entry.index()) : kNowhere;
-    if (chunk_idx == 0 && lane_idx() < block.shape.top_k) {
-        op.rows_of(source, token)[lane_idx()] = out_row;
+    if (unit.number == 0 && lane_idx() < block.shape.top_k) {
+        op.rows_of(source, unit.token)[lane_idx()] = out_row;
     }
     if (block.params.out == nullptr) {
         return true;
@@ -68,7 +68,7 @@ __device__ __forceinline__ bool receive_chunk(const Block<Op>& block, uint32_t s
     return true;
 }
 
-// `take` takes a chunk of (source, token), or says what is late.
+// `take` takes a chunk of a token of any rank, or says what is late.
 template <typename Op, typename Take>
 __device__ void receive_rows(const Block<Op>& block, Take take) {
     const uint32_t units = arriving_units(block);
@@ -81,7 +81,7 @@ __device__ void receive_rows(const Block<Op>& block, Take take) {
         const UnitOfAll arriving(block.op, units_of_row<1>(block.shape), unit);
         Late late;
         if (arriving.token < block.tokens_of[arriving.rank] &&
-            !take(arriving.rank, arriving.token, arriving.number, late)) {
+            !take(arriving, late)) {
             report_late(block.op, late);
             return;
         }

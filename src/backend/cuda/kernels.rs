@@ -103,6 +103,11 @@ kernels! {
     ll_rank_dispatch_view_cast_bf16(LlRankScaledDispatchViewParams, LL_VIEW_THREADS, 4);
     ll_rank_dispatch_view_cast_f16(LlRankScaledDispatchViewParams, LL_VIEW_THREADS, 4);
     ll_rank_dispatch_view_cast_f32(LlRankScaledDispatchViewParams, LL_VIEW_THREADS, 4);
+    ll_rank_dispatch_few(LlRankDispatchParams, LL_FEW_DISPATCH_THREADS, 1);
+    ll_rank_dispatch_few_scaled(LlRankScaledDispatchParams, LL_FEW_DISPATCH_THREADS, 1);
+    ll_rank_dispatch_few_cast_bf16(LlRankScaledDispatchParams, LL_FEW_DISPATCH_THREADS, 1);
+    ll_rank_dispatch_few_cast_f16(LlRankScaledDispatchParams, LL_FEW_DISPATCH_THREADS, 1);
+    ll_rank_dispatch_few_cast_f32(LlRankScaledDispatchParams, LL_FEW_DISPATCH_THREADS, 1);
     ll_rank_dispatch_scaled(LlRankScaledDispatchParams, LL_DISPATCH_THREADS, 1);
     ll_rank_dispatch_cast_bf16(LlRankScaledDispatchParams, LL_DISPATCH_THREADS, 1);
     ll_rank_dispatch_cast_f16(LlRankScaledDispatchParams, LL_DISPATCH_THREADS, 1);
@@ -225,6 +230,8 @@ by_type! {
         ll_dispatch_few_cast_bf16, ll_dispatch_few_cast_f16, ll_dispatch_few_cast_f32;
     ll_rank_dispatch_cast(LlRankScaledDispatchParams):
         ll_rank_dispatch_cast_bf16, ll_rank_dispatch_cast_f16, ll_rank_dispatch_cast_f32;
+    ll_rank_dispatch_few_cast(LlRankScaledDispatchParams):
+        ll_rank_dispatch_few_cast_bf16, ll_rank_dispatch_few_cast_f16, ll_rank_dispatch_few_cast_f32;
     ll_rank_dispatch_view_cast(LlRankScaledDispatchViewParams):
         ll_rank_dispatch_view_cast_bf16, ll_rank_dispatch_view_cast_f16, ll_rank_dispatch_view_cast_f32;
     ll_rank_combine(LlRankCombineParams): ll_rank_combine_bf16, ll_rank_combine_f16, ll_rank_combine_f32;

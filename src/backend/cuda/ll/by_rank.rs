@@ -29,15 +29,22 @@ impl Handle {
         part: Part,
         at: &StreamScope,
     ) -> Result<()> {
+        let few = self.few(op.launch, part);
         let Some(scaled) = &op.scaled else {
-            let kernel = kernels::ll_rank_dispatch();
-            let grid = &self.plan.dispatch.asked(op.launch, kernel.most_threads());
+            let (grid, kernel) = match few {
+                Some(few) => (few.dispatch, kernels::ll_rank_dispatch_few()),
+                None => (self.plan.dispatch, kernels::ll_rank_dispatch()),
+            };
+            let grid = &grid.asked(op.launch, kernel.most_threads());
             let params = self.rank_dispatch_params((op, beside), op.tokens, grid, part);
             return self.launch_following(kernel, op.launch, grid.launch, &params, at);
         };
-        let (grid, kernel) = match scaled.cast() {
-            Some(cast) => (&self.plan.cast_dispatch, kernels::ll_rank_dispatch_cast(cast.from)?),
-            None => (&self.plan.scaled_dispatch, kernels::ll_rank_dispatch_scaled()),
+        let few = few.filter(|_| self.plan.chunks(op.wire()).accesses == 1);
+        let (grid, kernel) = match (scaled.cast(), few) {
+            (Some(cast), Some(few)) => (few.dispatch, kernels::ll_rank_dispatch_few_cast(cast.from)?),
+            (None, Some(few)) => (few.dispatch, kernels::ll_rank_dispatch_few_scaled()),
+            (Some(cast), None) => (self.plan.cast_dispatch, kernels::ll_rank_dispatch_cast(cast.from)?),
+            (None, None) => (self.plan.scaled_dispatch, kernels::ll_rank_dispatch_scaled()),
         };
         let grid = &grid.asked(op.launch, kernel.most_threads());
         let params = LlRankScaledDispatchParams {
@@ -75,7 +82,7 @@ impl Handle {
     ) -> Result<()> {
         let mut dispatch = self.rank_dispatch_params((op, beside), op.tokens, &self.plan.dispatch, Part::WHOLE);
         // Scales travel beside the rows.
-        dispatch.dispatch.common.shape = self.plan.shape(op.row.into(), op.layout);
+        dispatch.dispatch.common.shape = self.plan.shape(op.row.into());
         let (mut view, own) = self.view(Some(bank), &dispatch.dispatch.common.shape)?;
         view.scale_bytes = scale_bytes(op.wire()) as u32;
         let banks = self.views()?.of_ranks(bank).ok_or_else(|| Error::internal("a view without memory"))?;

@@ -168,7 +168,7 @@ impl Handle {
     // Apart, so that a dispatch without scales does not carry its parameters.
     #[inline(never)]
     fn launch_scaled_dispatch(&self, (op, scaled): (&LlDispatch, &Scaled), part: Part, at: &StreamScope) -> Result<()> {
-        let few = self.few(op.launch, part).filter(|_| self.plan.chunks(op.wire(), op.layout).accesses == 1);
+        let few = self.few(op.launch, part).filter(|_| self.plan.chunks(op.wire()).accesses == 1);
         let (grid, kernel) = match (scaled.cast(), few) {
             (Some(cast), Some(few)) => (few.dispatch, kernels::ll_dispatch_few_cast(cast.from)?),
             (None, Some(few)) => (few.dispatch, kernels::ll_dispatch_few_scaled()),
@@ -208,7 +208,7 @@ impl Handle {
     }
 
     /// The grids of the kernels for few tokens, if `part` of an operation takes them.
-    fn few(&self, asked: Launch, part: Part) -> Option<&FewGrids> {
+    pub(super) fn few(&self, asked: Launch, part: Part) -> Option<&FewGrids> {
         self.plan.few.as_ref().filter(|_| part.is_whole() && asked.is_own())
     }
 
@@ -237,7 +237,6 @@ impl Handle {
             common: self.common(
                 LlFingerprint { in_view: self.bank_to_fill(op, part).is_some(), ..self.fingerprint_of_dispatch(op) },
                 op.wire(),
-                op.layout,
                 &grid.grid,
                 part,
             ),
@@ -257,7 +256,7 @@ impl Handle {
         let fingerprint =
             LlFingerprint { exact: op.is_exact(), ..self.fingerprint(KernelOp::LlCombine, op.row.into(), op.layout) };
         LlCombineParams {
-            common: self.common(fingerprint, op.row.into(), op.layout, grid, part),
+            common: self.common(fingerprint, op.row.into(), grid, part),
             rows: op.expert_rows.0 as *const u8,
             topk_idx: self.ids(),
             weights: kept(part, op.weights.unwrap_or_default()) as *const f32,
@@ -268,8 +267,8 @@ impl Handle {
 
     // As above; and what takes a call comes first, so that peers are copied once.
     #[inline(always)]
-    fn common(&self, fingerprint: LlFingerprint, row: WireRow, layout: Layout, grid: &Grid, part: Part) -> LlCommon {
-        let shape = self.plan.shape(row, layout);
+    fn common(&self, fingerprint: LlFingerprint, row: WireRow, grid: &Grid, part: Part) -> LlCommon {
+        let shape = self.plan.shape(row);
         LlCommon {
             peers: *self.context.peers(),
             wait: self.context.wait(fingerprint.op),
@@ -288,7 +287,7 @@ impl Handle {
 
     /// The `scaled` rows of a dispatch, as kernels take them.
     pub fn rows_with_scales(&self, op: &LlDispatch, scaled: &Scaled) -> Result<ScaledRows> {
-        let scale_chunk_bytes = self.plan.chunks(op.wire(), op.layout).scales as u32;
+        let scale_chunk_bytes = self.plan.chunks(op.wire()).scales as u32;
         Ok(ScaledRows { scale_chunk_bytes, ..scaled_rows(op.row, scaled)? })
     }
 

@@ -7,7 +7,6 @@ use crate::backend::cuda::params::ll::{
     LL_CHANNELS, LL_SCALED_CHUNK_VECS, LL_WHOLE_CHANNEL, LlPhase, LlShape, reciprocal,
 };
 use crate::model::group::ROW_ALIGN;
-use crate::model::layout::Layout;
 use crate::model::ops::{Launch, STAGED_SLOTS, StagedSlot};
 use crate::model::scales::WireRow;
 use crate::tuning::{Choice, share};
@@ -216,8 +215,8 @@ impl HandlePlan {
     }
 
     /// The sizes of an operation on rows that travel as `row`, which the group's limits bound.
-    pub fn shape(&self, row: WireRow, layout: Layout) -> LlShape {
-        let (row_bytes, chunks) = (row.slot_bytes(), self.chunks(row, layout));
+    pub fn shape(&self, row: WireRow) -> LlShape {
+        let (row_bytes, chunks) = (row.slot_bytes(), self.chunks(row));
         LlShape {
             row_bytes: row_bytes as u32,
             slot_bytes: slot_bytes(row_bytes) as u32,
@@ -230,9 +229,8 @@ impl HandlePlan {
 
     /// How a row that travels as `row` is cut.
     #[inline]
-    pub fn chunks(&self, row: WireRow, layout: Layout) -> Chunks {
-        // Rank-major rows of 32 tokens take up to 2 % longer with more chunks.
-        Chunks::of(row, self.has_few_pairs && !layout.is_rank_major())
+    pub fn chunks(&self, row: WireRow) -> Chunks {
+        Chunks::of(row, self.has_few_pairs)
     }
 }
 

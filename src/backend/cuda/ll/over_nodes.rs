@@ -284,8 +284,8 @@ impl<'a> OverNodes<'a> {
         let Some(scaled) = &op.scaled else {
             return module.launch(kernels::ll_pack(), shape, &pack, at);
         };
-        let shape_of_rows = handle.plan.shape(row, op.layout);
-        let params = LlScaledPackParams { pack, rows: handle.rows_with_scales(op, scaled)?, shape: shape_of_rows };
+        let rows = handle.rows_with_scales(op, scaled)?;
+        let params = LlScaledPackParams { pack, rows, shape: handle.plan.shape(row) };
         let kernel = match scaled.cast() {
             Some(cast) => kernels::ll_pack_cast(cast.from)?,
             None => kernels::ll_pack_scaled(),

@@ -3,7 +3,6 @@ use super::*;
 use crate::backend::cuda::ll::launch;
 use crate::backend::cuda::ll::launch::DISPATCH_LEAST_THREADS;
 use crate::backend::cuda::params::ll::LL_COMBINE_QUEUE_THREADS;
-use crate::model::layout::Layout;
 use crate::model::node_view::tests::view;
 use crate::model::ops::{HandleForm, IntWidth};
 use crate::model::scales::{ScaleType, WireRow};
@@ -105,10 +104,9 @@ fn routing(tokens: usize) -> Routing {
 fn chunks_cover_every_row() {
     let plan = LlPlan::new(&facts(8, LlCombineMode::Reduce), &one_node(8)).unwrap();
     let routing = routing(3);
-    let layout = Layout::ExpertMajor { experts: 32, slots: 64 };
     for hidden in [8, 16, 1000, 1024, 1032, 7168] {
         let row = RowType { dtype: DType::Bfloat16, hidden };
-        let shape = plan.of_handle(&routing, 132).unwrap().shape(row.into(), layout);
+        let shape = plan.of_handle(&routing, 132).unwrap().shape(row.into());
         assert_eq!(shape.chunk_bytes % 16, 0);
         assert!(shape.chunk_bytes as usize <= launch::CHUNK_BYTES);
         assert!(shape.chunks * shape.chunk_bytes >= shape.row_bytes);
@@ -240,13 +238,10 @@ fn ranks_cut_rows_alike_whatever_their_tokens_and_tuning() {
     let plan = LlPlan::new(&facts, &one_node(2)).unwrap();
     let scales = Some(ScaleType { dtype: DType::Float32, count: 56 });
     let row = WireRow { payload: RowType { dtype: DType::Float8E4M3, hidden: 7168 }, scales };
-    let cut = |plan: LlPlan, tokens, layout| plan.of_handle(&routing(tokens), 132).unwrap().chunks(row, layout).count;
-    let by_expert = Layout::ExpertMajor { experts: 128, slots: 64 };
+    let cut = |plan: LlPlan, tokens| plan.of_handle(&routing(tokens), 132).unwrap().chunks(row).count;
     let entry = r#"{"operation": "ll_dispatch", "tokens": 1, "blocks": 7, "threads": 256, "send_blocks": 3}"#;
-    let by_rank = Layout::RankMajor { ranks: 2, slots: 32 };
-    assert_eq!([0, 1, 32].map(|tokens| cut(plan, tokens, by_expert)), [14; 3]);
-    assert_eq!(cut(plan.tuned(tuning(entry)), 1, by_expert), 14);
-    assert_eq!(cut(plan, 1, by_rank), 4);
+    assert_eq!([0, 1, 32].map(|tokens| cut(plan, tokens)), [14; 3]);
+    assert_eq!(cut(plan.tuned(tuning(entry)), 1), 14);
 }
 
 #[test]

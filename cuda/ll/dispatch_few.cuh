@@ -1,0 +1,121 @@
+// The course of a low-latency dispatch of few tokens by few ranks of one node, whatever its layout: as dispatch_run.cuh
+// tells and sends, with fewer instructions on the way of each block.
+//
+// Grid: blocks of four kinds, so that none waits for another's work: those that send rows; those that notify the peers;
+// one that hears what all ranks have notified this one of; those that copy arriving rows, which ask for what they need
+// of that by themselves.
+//
+// A rank with these kernels and one with those for more tokens understand each other.
+#pragma once
+
+#include "dispatch_receive.cuh"
+#include "dispatch_send.cuh"
+
+namespace nccl_ep::ll_dispatch_impl {
+
+// The lane that asks how many tokens a source has; those before it ask for the entries of a token.
+constexpr uint32_t kTokensLane = kWarpSize - 1;
+static_assert(LL_FEW_TOP_K == kTokensLane, "a lane for each entry");
+
+// Blocks between those that send and those that receive.
+__device__ __forceinline__ Share notifiers_of(const LlCommon& common) {
+    return {common.send_blocks, gridDim.x - common.receive_blocks - common.send_blocks};
+}
+
+template <typename Op>
+__device__ __forceinline__ bool begin(const Block<Op>& block, Op& op, const Start& start) {
+    if (threadIdx.x == 0) {
+        block.shared.start = start;
+    }
+    __syncthreads();
+    return all_lanes(op.begin(block.shared.start));
+}
+
+// Waits for a chunk of (source, token), if it comes here; false if that is given up. Where the source has no such
+// token, no entry is here.
+template <typename Op, typename Chunk>
+__device__ __forceinline__ bool receive_with_tokens(const Block<Op>& block, const UnitOfAll& unit,
+                                                    const BankRow<Own>& from, const Chunk& chunk,
+                                                    Received<Op>& received, bool& is_beyond, Late& late) {
+    const Op& op = block.op;
+    const bool asks_tokens = lane_idx() == kTokensLane;
+    const bool has_entry = lane_idx() < block.shape.top_k;
+    const uint64_t* at = asks_tokens ? op.here().counts(unit.rank) + block.shape.local_experts
+                                     : op.here().entries(unit.rank, unit.token) + lane_idx();
+    return wait_as_warp_in(op.common.wait, late, [&] {
+        // All are under way together.
+        const uint64_t packet = has_entry || asks_tokens ? ld_relaxed_sys(at) : op.packet(EntryWord::kElsewhere);
+        const bool has_come = received.row.poll(op, from, chunk, false);
+        const bool is_there = packet_epoch(packet) == op.epoch;
+        const bool is_known = all_lanes(is_there);
+        late.awaited = op.from(unit.rank, is_known ? WAIT_ROW : WAIT_ENTRY);
+        is_beyond = any_lane(asks_tokens && is_there && packet_data(packet) <= unit.token);
+        received.entry = {packet_data(packet)};
+        // It becomes an address.
+        if (asks_tokens || received.entry.expert() >= block.shape.local_experts) {
+            received.entry = EntryWord::elsewhere();
+        }
+        return is_beyond || (is_known && (has_come || !any_lane(received.entry.is_here())));
+    });
+}
+
+// Nobody knows yet how many tokens the others have.
+template <typename Op, typename Take>
+__device__ __forceinline__ void receive_all(const Block<Op>& block, const Share& receivers, Take take) {
+    const uint32_t units = block.shape.max_tokens * block.op.ranks() * block.shape.chunks;
+    const uint32_t step = num_warps() * receivers.blocks;
+#pragma unroll 1
+    for (uint32_t unit = receivers.unit(block.warp); unit < units; unit += step) {
+        Late late;
+        if (!take(UnitOfAll(block.op, units_of_row<1>(block.shape), unit), late)) {
+            report_late(block.op, late);
+            return;
+        }
+    }
+}
+
+// `notify` tells the peers of a part of the tokens; `hear` is the course of the block that hears what all tell; `take`
+// takes a chunk of a token of any rank, or says what is late.
+template <typename Op, typename Notify, typename Hear, typename Take>
+__device__ __forceinline__ void run_few(const LlDispatchParams& params, const typename Op::Rows& rows, Notify notify,
+                                        Hear hear, Take take) {
+    follow_grid();
+    __shared__ SharedStorage shared;
+    __shared__ uint32_t tokens_of[MAX_PEERS];
+    DYNAMIC_SHARED(uint32_t, per_expert);
+    Op op(params.common, WholeOnOneNode{{params.common.peers}});
+    const Block<Op> block = {params, op, rows, shared, tokens_of, per_expert};
+    const Share notifiers = notifiers_of(params.common);
+    Start start;
+    if (threadIdx.x == 0) {
+        start.load(params.common);
+        shared.most_tokens = 0;
+    }
+    if (block.senders.has_this_block()) {
+        send_all(block, [&] { return begin(block, op, start); });
+        advance_epoch(op);
+        return;
+    }
+    if (notifiers.has_this_block()) {
+        clear_histograms(block);
+        const bool goes_on = begin(block, op, start);
+        if (goes_on) {
+            notify(block, BlockOf{notifiers.index(), notifiers.blocks});
+        }
+        advance_epoch(op);
+        return;
+    }
+    const bool goes_on = begin(block, op, start);
+    advance_epoch(op);
+    if (!goes_on) {
+        return;
+    }
+    if (block.receivers.index() == 0) {
+        hear(block);
+    } else {
+        receive_all(block, {block.receivers.first + 1, block.receivers.blocks - 1},
+                    [&](const UnitOfAll& unit, Late& late) { return take(block, unit, late); });
+    }
+}
+
+}  // namespace nccl_ep::ll_dispatch_impl

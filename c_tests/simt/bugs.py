@@ -22,10 +22,11 @@ DIFFERENT = "3 test_errors ll_different_calls"
 LATE_BLOCKS = "3 NCCLEP_SIMT_MULTIPROCESSORS=8 test_errors ll_different_calls"
 # With room for blocks of each kind.
 FEW = "2 NCCLEP_SIMT_MULTIPROCESSORS=17 test_ll every_top_k"
+FEW_BY_RANK = "3 NCCLEP_SIMT_MULTIPROCESSORS=28 test_ll rank_major_shapes"
 OVER_NODES = "4 NODES=0123 test_ll uneven_tokens"
 RANK_MAJOR = "2 test_ll rank_major_shapes"
 VIEWS = "2 test_ll views_shapes"
-VIEW_FORMATS = "2 test_ll views_formats"
+VIEW_FORMATS = "2 test_ll views_formats_of_many"
 # Several stages, several remote ranks that one forwards for, interleaved ranks.
 HT_NODES = "4 NODES=0120 NCCL_EP_HT_CHUNK_BYTES=600 test_ht uneven_tokens"
 HT_NODES_BACKWARD = "4 NODES=0120 NCCL_EP_HT_CHUNK_BYTES=600 test_ht gradients_with"
@@ -141,10 +142,16 @@ BUGS = (
         "2 NCCLEP_SIMT_MULTIPROCESSORS=17 test_ll routing_styles"),
     Bug("entries of earlier blocks not counted", "ll/dispatch_notices.cuh",
         "count_entries(block, source, first, all);", "count_entries(block, source, 0u, all);", FEW),
-    Bug("tokens that a source does not have", "ll/dispatch_few.cu", "packet_data(packet) <= unit.token);",
+    Bug("tokens that a source does not have", "ll/dispatch_few.cuh", "packet_data(packet) <= unit.token);",
         "packet_data(packet) < unit.token);", FEW),
     Bug("rows with scales all at the first one's place", "ll/dispatch_few.cu", "target.of(left.first())", "target.of(0u)",
         "2 NCCLEP_SIMT_MULTIPROCESSORS=17 test_formats casts"),
+    Bug("few rows leave the ids of unused rows", "ll/rank_dispatch_few.cu", "    clear_ids(block, beside, 1);\n", "",
+        FEW_BY_RANK),
+    Bug("a rank's rows are sent to every second rank", "ll/rank_combine.cu", "number += block.senders();",
+        "number += 2 * block.senders();", FEW_BY_RANK),
+    Bug("blocks that send also add", "ll/rank_combine.cu", "op.receives() && group.quotient == params.groups - 1;",
+        "op.receives();", FEW_BY_RANK),
     # ---- Combine --------------------------------------------------------------------------------
     Bug("weights not waited for", "ll/combine_send.cuh",
         "weight = wait_for_packet_in(op, op.here().entries(home, token) + lane_idx(),\n"
@@ -168,14 +175,14 @@ BUGS = (
         "ENTRY(ll_dispatch) {\n    follow_grid();\n", "ENTRY(ll_dispatch) {\n",
         "2 test_ll widths"),
     # ---- Rank-major -----------------------------------------------------------------------------
-    Bug("ids of unused rows stay", "ll/rank_dispatch.cu", "            store_id(beside, ids + i, kNowhere);\n", "",
+    Bug("ids of unused rows stay", "ll/rank_receive.cuh", "            store_id(beside, ids + i, kNowhere);\n", "",
         RANK_MAJOR),
     Bug("a token counted for each of its experts", "ll/rank_notices.cuh",
         "match(peer < 0 ? nothing : at.quotient * op.peers() + peer);", "{1u << lane_idx()};", RANK_MAJOR),
-    Bug("rows of a source where its tokens are", "ll/rank_dispatch.cu",
+    Bug("rows of a source where its tokens are", "ll/rank_receive.cuh",
         "row = block.output.row(source, shuffle(entry.index(), here.first()));",
-        "row = block.output.row(source, token);", RANK_MAJOR),
-    Bug("weights that have not come", "ll/rank_dispatch.cu",
+        "row = block.output.row(source, unit.token);", RANK_MAJOR),
+    Bug("weights that have not come", "ll/rank_receive.cuh",
         "return all_lanes(packet_epoch(weight) == op.epoch);", "return true;", RANK_MAJOR),
     Bug("ranks added in their order", "ll/combine_sums.cuh", "        before = which.count_before();\n",
         "        for (LaneMask left = which; left.any(); left.drop_first()) {\n"
@@ -203,7 +210,7 @@ BUGS = (
         "lane_idx() * block.shape.chunks + chunk.index)", "lane_idx() * block.shape.chunks)", VIEW_FORMATS),
     Bug("scales of a view from two sources only", "ll/view_receive.cuh",
         "number < block.op.ranks(); number += block.view.warps", "number < 2; number += block.view.warps",
-        "3 test_ll views_formats"),
+        "3 test_ll views_formats_of_many"),
     Bug("a bank is taken for clean without its rank's word", "ll/view_block.cuh",
         "        return packet_epoch(before) == op.epoch_before && (", "        return true || (",
         "2 test_ll views_in_graphs", beside=(LATE_TO_CLEAN,)),

@@ -120,6 +120,7 @@ _RUNS = (
     _Run("test_ht/many_tokens", "test_ht many_tokens", 2, 2),
     _Run("test_ll/views/few", "test_ll views_of_one_token", 2, 28),
     _Run("test_formats/few", "test_formats casts forwarded columns", 2, 17),
+    _Run("test_ll/rank_major/few", "test_ll rank_major", 3, 28),
 )
 # On the kernels for chips without bulk copies, which we have no GPU for.
 _PLAIN = (_Run("test_ht/plain", "test_ht routing_styles", 3, 2),

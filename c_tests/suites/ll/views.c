@@ -49,11 +49,11 @@ EP_TEST(views_without_tokens) {
 
 // Rows with scales stay, or are copied where these are many: between the former, so that banks stay as they were.
 // Lengths change, and combines have rows of another one.
-EP_TEST(views_formats) {
+static void in_all_formats(const EpEnv* env, unsigned max_tokens, uint64_t seed) {
     enum { kFormats = 12, kMostBytes = 4096 };
-    const Shape shape = {2, 7, 4, ncclBfloat16, kMostBytes / 2, kRefMessy, true};
+    const Shape shape = {2, max_tokens, 4, ncclBfloat16, kMostBytes / 2, kRefMessy, true};
     REF_SCOPED RefRun run;
-    open_view(&run, env, &shape, 720);
+    open_view(&run, env, &shape, seed);
     run.shape.hidden = 64;  // of combines
     for (unsigned i = 0; i < kFormats; ++i) {
         RefFormat format = ref_format_draw(820 + i, kMostBytes);
@@ -65,6 +65,11 @@ EP_TEST(views_formats) {
         if (i % 3 == 0) pair_in_stages(&run);
     }
 }
+
+EP_TEST(views_formats) { in_all_formats(env, 7, 720); }
+
+// On GPUs rows with scales are copied if there are few: up to 128 pairs of a token and a rank.
+EP_TEST(views_formats_of_many) { in_all_formats(env, 65, 724); }
 
 // The rows of few tokens are taken in more parts, by blocks that do not do the same beside it.
 EP_TEST(views_of_one_token) {

@@ -29,7 +29,7 @@ impl Handle {
         part: Part,
         at: &StreamScope,
     ) -> Result<()> {
-        let few = self.few(op.launch, part);
+        let few = self.few_dispatch(op, part);
         let Some(scaled) = &op.scaled else {
             let (grid, kernel) = match few {
                 Some(few) => (few.dispatch, kernels::ll_rank_dispatch_few()),
@@ -39,7 +39,6 @@ impl Handle {
             let params = self.rank_dispatch_params((op, beside), op.tokens, grid, part);
             return self.launch_following(kernel, op.launch, grid.launch, &params, at);
         };
-        let few = few.filter(|_| self.plan.chunks(op.wire()).accesses == 1);
         let (grid, kernel) = match (scaled.cast(), few) {
             (Some(cast), Some(few)) => (few.dispatch, kernels::ll_rank_dispatch_few_cast(cast.from)?),
             (None, Some(few)) => (few.dispatch, kernels::ll_rank_dispatch_few_scaled()),
@@ -82,7 +81,7 @@ impl Handle {
     ) -> Result<()> {
         let mut dispatch = self.rank_dispatch_params((op, beside), op.tokens, &self.plan.dispatch, Part::WHOLE);
         // Scales travel beside the rows.
-        dispatch.dispatch.common.shape = self.plan.shape(op.row.into());
+        dispatch.dispatch.common.shape = self.plan.shape(op.row.into(), op.layout);
         let (mut view, own) = self.view(Some(bank), &dispatch.dispatch.common.shape)?;
         view.scale_bytes = scale_bytes(op.wire()) as u32;
         let banks = self.views()?.of_ranks(bank).ok_or_else(|| Error::internal("a view without memory"))?;

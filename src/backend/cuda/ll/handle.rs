@@ -155,7 +155,7 @@ impl Handle {
     }
 
     fn launch_dispatch(&self, op: &LlDispatch, part: Part, at: &StreamScope) -> Result<()> {
-        if let Some(few) = self.few(op.launch, part) {
+        if let Some(few) = self.few_dispatch(op, part) {
             let params = self.dispatch_params((op, op.tokens), &few.dispatch, part);
             return self.launch_following(kernels::ll_dispatch_few(), op.launch, few.dispatch.launch, &params, at);
         }
@@ -168,8 +168,7 @@ impl Handle {
     // Apart, so that a dispatch without scales does not carry its parameters.
     #[inline(never)]
     fn launch_scaled_dispatch(&self, (op, scaled): (&LlDispatch, &Scaled), part: Part, at: &StreamScope) -> Result<()> {
-        let few = self.few(op.launch, part).filter(|_| self.plan.chunks(op.wire()).accesses == 1);
-        let (grid, kernel) = match (scaled.cast(), few) {
+        let (grid, kernel) = match (scaled.cast(), self.few_dispatch(op, part)) {
             (Some(cast), Some(few)) => (few.dispatch, kernels::ll_dispatch_few_cast(cast.from)?),
             (None, Some(few)) => (few.dispatch, kernels::ll_dispatch_few_scaled()),
             (Some(cast), None) => (self.plan.cast_dispatch, kernels::ll_dispatch_cast(cast.from)?),
@@ -207,9 +206,16 @@ impl Handle {
         self.launch_following(kernel, op.launch, grid.launch_shape(0), &params, at)
     }
 
-    /// The grids of the kernels for few tokens, if `part` of an operation takes them.
-    pub(super) fn few(&self, asked: Launch, part: Part) -> Option<&FewGrids> {
+    /// The grids of the kernels for few tokens, if `part` of an operation may take them.
+    fn few(&self, asked: Launch, part: Part) -> Option<&FewGrids> {
         self.plan.few.as_ref().filter(|_| part.is_whole() && asked.is_own())
+    }
+
+    /// The same of a dispatch, of whose chunks a lane has one access there.
+    pub(super) fn few_dispatch(&self, op: &LlDispatch, part: Part) -> Option<&FewGrids> {
+        let is_few = self.plan.few_rows.has(op.layout, op.scaled.is_some());
+        let suits = || is_few && self.plan.chunks(op.wire(), op.layout).accesses == 1;
+        self.few(op.launch, part).filter(|_| suits())
     }
 
     /// As [`GroupContext::launch_following`]; `shape` is of `asked`.
@@ -237,6 +243,7 @@ impl Handle {
             common: self.common(
                 LlFingerprint { in_view: self.bank_to_fill(op, part).is_some(), ..self.fingerprint_of_dispatch(op) },
                 op.wire(),
+                op.layout,
                 &grid.grid,
                 part,
             ),
@@ -256,7 +263,7 @@ impl Handle {
         let fingerprint =
             LlFingerprint { exact: op.is_exact(), ..self.fingerprint(KernelOp::LlCombine, op.row.into(), op.layout) };
         LlCombineParams {
-            common: self.common(fingerprint, op.row.into(), grid, part),
+            common: self.common(fingerprint, op.row.into(), op.layout, grid, part),
             rows: op.expert_rows.0 as *const u8,
             topk_idx: self.ids(),
             weights: kept(part, op.weights.unwrap_or_default()) as *const f32,
@@ -267,8 +274,8 @@ impl Handle {
 
     // As above; and what takes a call comes first, so that peers are copied once.
     #[inline(always)]
-    fn common(&self, fingerprint: LlFingerprint, row: WireRow, grid: &Grid, part: Part) -> LlCommon {
-        let shape = self.plan.shape(row);
+    fn common(&self, fingerprint: LlFingerprint, row: WireRow, layout: Layout, grid: &Grid, part: Part) -> LlCommon {
+        let shape = self.plan.shape(row, layout);
         LlCommon {
             peers: *self.context.peers(),
             wait: self.context.wait(fingerprint.op),
@@ -287,7 +294,7 @@ impl Handle {
 
     /// The `scaled` rows of a dispatch, as kernels take them.
     pub fn rows_with_scales(&self, op: &LlDispatch, scaled: &Scaled) -> Result<ScaledRows> {
-        let scale_chunk_bytes = self.plan.chunks(op.wire()).scales as u32;
+        let scale_chunk_bytes = self.plan.chunks(op.wire(), op.layout).scales as u32;
         Ok(ScaledRows { scale_chunk_bytes, ..scaled_rows(op.row, scaled)? })
     }
 

@@ -1,6 +1,7 @@
 //! Low-latency operations: checked operation -> kernel parameters -> launch.
 
 mod by_rank;
+mod chunks;
 pub mod fingerprint;
 mod handle;
 mod launch;
@@ -70,7 +71,8 @@ impl LlGroup {
         let staged = Staged::new(&context.module.context)?;
         let views = plan.view_state(start).map(|state| {
             let state = DevPtr(context.own_window().0 + state);
-            Arc::new(ViewBanks::new(state, [plan.view_bytes(), plan.facts.row_bytes], context.rank()))
+            let copies_scaled = plan.few_rows().by_rank;
+            Arc::new(ViewBanks::new(state, [plan.view_bytes(), plan.facts.row_bytes], copies_scaled, context.rank()))
         });
         Ok(Self {
             context,

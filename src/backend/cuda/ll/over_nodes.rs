@@ -285,7 +285,7 @@ impl<'a> OverNodes<'a> {
             return module.launch(kernels::ll_pack(), shape, &pack, at);
         };
         let rows = handle.rows_with_scales(op, scaled)?;
-        let params = LlScaledPackParams { pack, rows, shape: handle.plan.shape(row) };
+        let params = LlScaledPackParams { pack, rows, shape: handle.plan.shape(row, op.layout) };
         let kernel = match scaled.cast() {
             Some(cast) => kernels::ll_pack_cast(cast.from)?,
             None => kernels::ll_pack_scaled(),

@@ -5,8 +5,9 @@
 mod grids;
 
 use crate::backend::cuda::kernels::to_u32;
+use crate::backend::cuda::ll::chunks::{chunks, slot_bytes};
 use crate::backend::cuda::ll::fingerprint;
-use crate::backend::cuda::ll::launch::{DispatchGrid, Grid, HandlePlan, at_most, chunks, slot_bytes};
+use crate::backend::cuda::ll::launch::{DispatchGrid, Grid, HandlePlan, at_most};
 use crate::backend::cuda::ll::network::most_message_bytes;
 use crate::backend::cuda::ll::views::ViewGrid;
 use crate::backend::cuda::params::ll::{
@@ -192,7 +193,7 @@ impl LlPlan {
             combine: self.combine_grid(routing.tokens, multiprocessors),
             relay_dispatch: dispatch((relay_dispatch, relay_dispatch.receive_blocks)),
             relay_combine: Grid::shared(relay, LL_COMBINE_MANY_THREADS),
-            has_few_pairs: self.has_few_pairs(),
+            few_rows: self.few_rows(),
             view: ViewGrid {
                 tokens: routing.tokens,
                 most_tokens: self.max_tokens,

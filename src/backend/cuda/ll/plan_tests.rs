@@ -1,8 +1,9 @@
 use super::grids::SERVING_SHARE;
 use super::*;
-use crate::backend::cuda::ll::launch;
-use crate::backend::cuda::ll::launch::DISPATCH_LEAST_THREADS;
+use crate::backend::cuda::ll::chunks;
+use crate::backend::cuda::ll::launch::{DISPATCH_LEAST_THREADS, FewRows};
 use crate::backend::cuda::params::ll::LL_COMBINE_QUEUE_THREADS;
+use crate::model::layout::Layout;
 use crate::model::node_view::tests::view;
 use crate::model::ops::{HandleForm, IntWidth};
 use crate::model::scales::{ScaleType, WireRow};
@@ -104,11 +105,12 @@ fn routing(tokens: usize) -> Routing {
 fn chunks_cover_every_row() {
     let plan = LlPlan::new(&facts(8, LlCombineMode::Reduce), &one_node(8)).unwrap();
     let routing = routing(3);
+    let layout = Layout::ExpertMajor { experts: 32, slots: 64 };
     for hidden in [8, 16, 1000, 1024, 1032, 7168] {
         let row = RowType { dtype: DType::Bfloat16, hidden };
-        let shape = plan.of_handle(&routing, 132).unwrap().shape(row.into());
+        let shape = plan.of_handle(&routing, 132).unwrap().shape(row.into(), layout);
         assert_eq!(shape.chunk_bytes % 16, 0);
-        assert!(shape.chunk_bytes as usize <= launch::CHUNK_BYTES);
+        assert!(shape.chunk_bytes as usize <= chunks::CHUNK_BYTES);
         assert!(shape.chunks * shape.chunk_bytes >= shape.row_bytes);
         assert!((shape.chunks - 1) * shape.chunk_bytes < shape.row_bytes);
     }
@@ -214,7 +216,7 @@ fn a_callers_channels_bound_the_blocks() {
 
 #[test]
 fn few_tokens_have_blocks_of_each_kind() {
-    for (ranks, max_tokens) in [(1, 1), (1, 64), (2, 1), (2, 16), (2, 32), (4, 4), (8, 2)] {
+    for (ranks, max_tokens) in [(1, 1), (1, 64), (2, 1), (2, 16), (2, 32), (2, 64), (4, 4), (4, 16), (8, 2), (8, 8)] {
         let facts = GroupFacts { ranks, ..facts(max_tokens, LlCombineMode::Reduce) };
         let plan = LlPlan::new(&facts, &one_node(ranks)).unwrap();
         for (tokens, multiprocessors) in [(0, 4), (1, 4), (1, 132), (max_tokens, 5), (max_tokens, 132)] {
@@ -223,7 +225,7 @@ fn few_tokens_have_blocks_of_each_kind() {
             assert!(blocks <= multiprocessors && send_blocks + receive_blocks < blocks && receive_blocks >= 2);
             assert!(tokens == 0 || send_blocks >= 1);
             let Some(Grid { blocks, send_blocks, receive_blocks, .. }) = few.combine else {
-                assert!(ranks * max_tokens > 32);
+                assert!(ranks * max_tokens > if ranks <= 2 { 32 } else { 16 });
                 continue;
             };
             assert!(blocks <= multiprocessors && send_blocks + receive_blocks < blocks && send_blocks >= 1);
@@ -234,14 +236,20 @@ fn few_tokens_have_blocks_of_each_kind() {
 
 #[test]
 fn ranks_cut_rows_alike_whatever_their_tokens_and_tuning() {
-    let facts = GroupFacts { ranks: 2, ..facts(32, LlCombineMode::Reduce) };
-    let plan = LlPlan::new(&facts, &one_node(2)).unwrap();
+    let plan = |ranks, max_tokens| {
+        let facts = GroupFacts { ranks, ..facts(max_tokens, LlCombineMode::Reduce) };
+        LlPlan::new(&facts, &one_node(ranks)).unwrap()
+    };
     let scales = Some(ScaleType { dtype: DType::Float32, count: 56 });
     let row = WireRow { payload: RowType { dtype: DType::Float8E4M3, hidden: 7168 }, scales };
-    let cut = |plan: LlPlan, tokens| plan.of_handle(&routing(tokens), 132).unwrap().chunks(row).count;
+    let by_expert = Layout::ExpertMajor { experts: 128, slots: 64 };
+    let by_rank = Layout::RankMajor { ranks: 2, slots: 32 };
+    let cut = |plan: LlPlan, tokens, layout| plan.of_handle(&routing(tokens), 132).unwrap().chunks(row, layout).count;
+    assert_eq!([0, 1, 64].map(|tokens| cut(plan(2, 64), tokens, by_expert)), [14; 3]);
     let entry = r#"{"operation": "ll_dispatch", "tokens": 1, "blocks": 7, "threads": 256, "send_blocks": 3}"#;
-    assert_eq!([0, 1, 32].map(|tokens| cut(plan, tokens)), [14; 3]);
-    assert_eq!(cut(plan.tuned(tuning(entry)), 1), 14);
+    assert_eq!(cut(plan(8, 4).tuned(tuning(entry)), 1, by_expert), 14);
+    assert_eq!((cut(plan(8, 8), 1, by_expert), cut(plan(8, 8), 1, by_rank)), (4, 14));
+    assert_eq!((cut(plan(8, 17), 1, by_rank), cut(plan(2, 65), 1, by_rank)), (4, 4));
 }
 
 #[test]
@@ -255,8 +263,14 @@ fn not_all_operations_are_of_few_tokens() {
     };
     let suits = plan(8, 2, &one_node(8));
     assert!(few(suits, 31, 4) && !few(suits, 32, 4) && !few(suits, 31, 3));
-    assert!(!few(plan(8, 3, &one_node(8)), 2, 132) && !few(plan(8, 2, &two_nodes(8)), 2, 132));
+    assert!(!few(plan(8, 17, &one_node(8)), 2, 132) && !few(plan(8, 2, &two_nodes(8)), 2, 132));
     assert!(!few(plan(16, 1, &one_node(16)), 2, 132));
+    let rows = |ranks, max_tokens| {
+        let FewRows { by_rank, scaled, plain } = plan(ranks, max_tokens, &one_node(ranks)).few_rows();
+        [by_rank, scaled, plain]
+    };
+    assert_eq!((rows(2, 32), rows(8, 2)), ([true; 3], [true; 3]));
+    assert_eq!((rows(2, 64), rows(8, 4), rows(8, 5)), ([true, true, false], [true, true, false], [true, false, false]));
     let entry = r#"{"operation": "ll_combine", "tokens": 1, "blocks": 7, "threads": 64, "send_blocks": 7}"#;
     assert!(!few(suits.tuned(tuning(entry)), 2, 132));
 }

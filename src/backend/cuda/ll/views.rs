@@ -28,6 +28,8 @@ pub struct ViewBanks {
     bank_bytes: usize,
     /// Of the longest rows.
     row_bytes: usize,
+    /// Whether rows with scales are copied: where no rank has many tokens, that is faster.
+    copies_scaled: bool,
     rank: LocalRank,
     /// The first bank of each rank.
     first: OnceCell<Box<[usize]>>,
@@ -35,8 +37,8 @@ pub struct ViewBanks {
 
 impl ViewBanks {
     /// None yet; each will have `bank_bytes`, for rows of `row_bytes` at most.
-    pub fn new(state: DevPtr, [bank_bytes, row_bytes]: [usize; 2], rank: LocalRank) -> Self {
-        Self { state, bank_bytes, row_bytes, rank, first: OnceCell::new() }
+    pub fn new(state: DevPtr, [bank_bytes, row_bytes]: [usize; 2], copies_scaled: bool, rank: LocalRank) -> Self {
+        Self { state, bank_bytes, row_bytes, copies_scaled, rank, first: OnceCell::new() }
     }
 
     /// Whether the rows of `op` stay: they fit with the packets of their scales, and scales are no longer than the
@@ -44,7 +46,8 @@ impl ViewBanks {
     pub fn hold(&self, op: &LlDispatch) -> bool {
         let row = op.wire();
         let (payload, packets) = (row.payload.bytes(), scale_bytes(row));
-        payload + packets <= self.row_bytes && packets <= 2 * payload
+        let is_copied = self.copies_scaled && row.scales.is_some();
+        !is_copied && payload + packets <= self.row_bytes && packets <= 2 * payload
     }
 
     /// Those that `make` makes of so many bytes, unless they are there.
@@ -136,7 +139,7 @@ impl ViewGrid {
 }
 
 /// Memory of the library's that rows of views are copied to where they do not stay: of staged operations, over several
-/// nodes and of rows that are too long. Made when the first one asks.
+/// nodes, and of rows that banks do not hold. Made when the first one asks.
 #[derive(Default)]
 pub struct CopiedViews(OnceCell<Buffer>);
 

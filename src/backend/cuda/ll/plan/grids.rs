@@ -1,7 +1,8 @@
 //! Grids of LL kernels: how many blocks of how many threads, of which some send.
 
+use crate::backend::cuda::ll::chunks::chunks;
 use crate::backend::cuda::ll::launch::{
-    COMBINE_LEAST_THREADS, CombineKernel, DISPATCH_LEAST_THREADS, DispatchGrid, FewGrids, Grid, at_most, chunks,
+    COMBINE_LEAST_THREADS, CombineKernel, DISPATCH_LEAST_THREADS, DispatchGrid, FewGrids, FewRows, Grid, at_most,
 };
 use crate::backend::cuda::ll::plan::LlPlan;
 use crate::backend::cuda::params::ll::{
@@ -149,11 +150,13 @@ impl LlPlan {
 
 // Kernels for few tokens, each of whose blocks does one kind of work.
 
-/// Up to this many pairs of a token and a rank, as many tokens as ranks may have. With twice as many the other kernels
-/// are as fast or faster (docs/development/low-latency.md). All ranks know that number, though each might take either
-/// kernel.
-const PAIRS_OF_TWO: usize = 64;
-const PAIRS_OF_MORE: usize = 16;
+/// Up to this many pairs of a token and a rank, as many tokens as ranks may have. With twice as many the other kernels are
+/// as fast or faster (docs/development/low-latency.md). All ranks know that number, though each might take either kernel.
+const PAIRS_BY_RANK: usize = 128;
+/// The same of rows by expert, of two ranks and of more, as these need the counts of all sources before theirs; without
+/// scales they have twice the chunks.
+const PAIRS_SCALED: [usize; 2] = [128, 32];
+const PAIRS_PLAIN: [usize; 2] = [64, 16];
 /// The same of combines, whose blocks have no more than half of the threads.
 const PAIRS_OF_COMBINE: usize = 32;
 /// Up to this many ranks, as a block asks one after the other for its counts.
@@ -172,7 +175,8 @@ impl LlPlan {
     /// block of its dispatches has `shared_bytes`.
     pub(super) fn few(&self, routing: &Routing, multiprocessors: u32, shared_bytes: u32) -> Option<FewGrids> {
         let is_tuned = |operation| self.measured(operation, routing.tokens, multiprocessors).is_some();
-        let suits = self.has_few_pairs()
+        let few = self.few_rows();
+        let suits = few.by_rank
             && routing.top_k <= LL_FEW_TOP_K as usize
             && multiprocessors >= LEAST_BLOCKS
             && !is_tuned(Operation::LlDispatch)
@@ -181,7 +185,8 @@ impl LlPlan {
             let grid = self.few_dispatch(routing, multiprocessors);
             FewGrids {
                 dispatch: DispatchGrid { grid, notify_blocks: 0, launch: grid.launch_shape(shared_bytes) },
-                combine: (self.pairs() <= PAIRS_OF_COMBINE).then(|| self.few_combine(routing.tokens, multiprocessors)),
+                combine: (few.plain && self.pairs() <= PAIRS_OF_COMBINE)
+                    .then(|| self.few_combine(routing.tokens, multiprocessors)),
             }
         })
     }
@@ -191,10 +196,15 @@ impl LlPlan {
         self.max_tokens * self.facts.ranks
     }
 
-    /// Whether there are few of them, which all ranks know.
-    pub(super) fn has_few_pairs(&self) -> bool {
-        let most = if self.facts.ranks <= 2 { PAIRS_OF_TWO } else { PAIRS_OF_MORE };
-        self.forwarders.nodes == 1 && self.facts.ranks <= FEW_RANKS && self.pairs() <= most
+    /// Of which rows there are few.
+    pub fn few_rows(&self) -> FewRows {
+        let is_few = |most| self.forwarders.nodes == 1 && self.facts.ranks <= FEW_RANKS && self.pairs() <= most;
+        let by_ranks = |[two, more]: [usize; 2]| if self.facts.ranks <= 2 { two } else { more };
+        FewRows {
+            by_rank: is_few(PAIRS_BY_RANK),
+            scaled: is_few(by_ranks(PAIRS_SCALED)),
+            plain: is_few(by_ranks(PAIRS_PLAIN)),
+        }
     }
 
     /// Chunks of `tokens` rows, and those that come to a rank or that it sends for others, at most.

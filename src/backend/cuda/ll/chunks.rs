@@ -1,0 +1,158 @@
+//! The chunks in which rows travel, each moved by a warp.
+
+use crate::backend::cuda::params::ll::LL_SCALED_CHUNK_VECS;
+use crate::model::group::ROW_ALIGN;
+use crate::model::scales::WireRow;
+
+/// Bytes of a chunk but the last one: 16 for each lane of a warp.
+pub const CHUNK_BYTES: usize = 32 * 16;
+/// Of a chunk with scales, most of either part.
+const SCALED_CHUNK_BYTES: usize = LL_SCALED_CHUNK_VECS as usize * CHUNK_BYTES;
+
+/// A line of memory.
+const LINE_BYTES: usize = 128;
+
+/// How a row is cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Chunks {
+    /// How many there are.
+    pub count: usize,
+    /// Bytes of payload of each; the last may have less.
+    pub payload: usize,
+    /// Bytes of scales of each; the last has the rest.
+    pub scales: usize,
+    /// Most 16-byte accesses of either part that a lane has.
+    pub accesses: u32,
+}
+
+impl Chunks {
+    /// Of a row that travels as `row`; `more` of them if it has scales: with few tokens there is a warp for each.
+    #[inline]
+    pub fn of(row: WireRow, more: bool) -> Self {
+        match row.scales {
+            None => Self::without_scales(row.payload.bytes()),
+            Some(_) => Self::with_scales(row, more),
+        }
+    }
+
+    #[inline]
+    fn without_scales(row_bytes: usize) -> Self {
+        let count = chunks(row_bytes);
+        Self { count, payload: CHUNK_BYTES, scales: 0, accesses: 1 }
+    }
+
+    /// Rows with many scales, which no cast makes, are cut evenly.
+    fn with_scales(row: WireRow, more: bool) -> Self {
+        // Where a chunk has less than 16 bytes of scales, those of a cast would be in another one.
+        let has_own_scales = |cut: &Self| cut.count == 1 || cut.scales > 0;
+        let small = more.then(|| Self::at_blocks(row, 1)).flatten().filter(has_own_scales);
+        small.or_else(|| Self::at_blocks(row, LL_SCALED_CHUNK_VECS)).unwrap_or_else(|| Self::evenly(row))
+    }
+
+    /// Chunks that are cut where the blocks of a cast end, each with the scales of its own elements: with blocks of 128
+    /// or 32 elements, a full chunk of the most accesses has a multiple of 16 bytes of them.
+    fn at_blocks(row: WireRow, accesses: u32) -> Option<Self> {
+        let most = accesses as usize * CHUNK_BYTES;
+        let payload = row.payload.bytes();
+        let (scales, padded) = (row.scale_bytes(), row.slot_bytes() - payload);
+        let count = payload.div_ceil(most).max(1);
+        let per_chunk = scales * most / payload.max(1) / ROW_ALIGN * ROW_ALIGN;
+        let of_last = padded.saturating_sub((count - 1) * per_chunk);
+        let fits = of_last <= most && (count == 1 || per_chunk <= most);
+        fits.then(|| Self { count, payload: most, scales: per_chunk.min(most), accesses })
+    }
+
+    fn evenly(row: WireRow) -> Self {
+        let payload = row.payload.bytes();
+        let padded = row.slot_bytes() - payload;
+        let count = payload.max(padded).div_ceil(SCALED_CHUNK_BYTES).max(1);
+        Self {
+            count,
+            payload: payload.div_ceil(count).next_multiple_of(ROW_ALIGN),
+            scales: padded.div_ceil(count).next_multiple_of(ROW_ALIGN),
+            accesses: LL_SCALED_CHUNK_VECS,
+        }
+    }
+}
+
+/// Bytes of a slot for a row of `row_bytes`. Slots begin at whole lines of memory: stores over NVLink to parts of
+/// lines take longer.
+pub fn slot_bytes(row_bytes: usize) -> usize {
+    row_bytes.next_multiple_of(LINE_BYTES)
+}
+
+/// Most chunks of a row of `row_bytes`, its scales included.
+pub fn chunks(row_bytes: usize) -> usize {
+    row_bytes.div_ceil(CHUNK_BYTES).max(1)
+}
+
+// So the flags of a slot suffice for rows of either kind.
+const _: () = assert!(CHUNK_BYTES <= SCALED_CHUNK_BYTES);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::scales::{Cast, ScaleType, cast_counts};
+    use crate::model::tensor::{DType, RowType};
+
+    fn wire(hidden: usize, dtype: DType, count: usize) -> WireRow {
+        WireRow { payload: RowType { dtype: DType::Float8E4M3, hidden }, scales: Some(ScaleType { dtype, count }) }
+    }
+
+    fn rest(row: WireRow, chunks: Chunks) -> usize {
+        let padded = row.slot_bytes() - row.payload.bytes();
+        padded - padded.min((chunks.count - 1) * chunks.scales)
+    }
+
+    #[test]
+    fn the_scales_of_a_cast_are_in_the_chunk_of_their_elements() {
+        for hidden in (16..20_000).step_by(16) {
+            for dtype in [DType::Float32, DType::Uint8, DType::Int32] {
+                let (large, small) = cast_counts(dtype, hidden).unwrap();
+                for count in [Some(large), small].into_iter().flatten() {
+                    let row = wire(hidden, dtype, count);
+                    let scales = row.scales.unwrap();
+                    let cast = Cast::new(DType::Bfloat16, hidden, scales, false).unwrap();
+                    let of_block = match dtype {
+                        DType::Float32 => 4,
+                        _ => 1,
+                    };
+                    for more in [false, true] {
+                        let cut = Chunks::of(row, more);
+                        assert_eq!(cut.payload, cut.accesses as usize * CHUNK_BYTES);
+                        if cut.count > 1 {
+                            assert_eq!(cut.scales, cut.payload / cast.block * of_block);
+                        }
+                        // The kernels keep them in one access of each lane.
+                        assert!(rest(row, cut) <= 4 * ROW_ALIGN, "{hidden} {dtype} {count}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_row_fits_its_chunks() {
+        for hidden in [16, 32, 2048, 2064, 3584, 7168, 16_384] {
+            for dtype in [DType::Uint8, DType::Float16, DType::Float32] {
+                for count in [1, 3, 56, 57, 448, 1000, 5000] {
+                    let row = wire(hidden, dtype, count);
+                    for more in [false, true] {
+                        let cut = Chunks::of(row, more);
+                        let most = cut.accesses as usize * CHUNK_BYTES;
+                        assert!(cut.count <= chunks(row.slot_bytes()));
+                        assert!(cut.payload <= most && cut.scales <= most && rest(row, cut) <= most);
+                        assert!(cut.count * cut.payload >= hidden);
+                        assert_eq!((cut.payload % ROW_ALIGN, cut.scales % ROW_ALIGN), (0, 0));
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn rows_without_scales_are_cut_into_accesses_of_a_warp() {
+        let count = |bytes| Chunks::without_scales(bytes).count;
+        assert_eq!([16, 512, 528, 14_336].map(count), [1, 1, 2, 28]);
+    }
+}

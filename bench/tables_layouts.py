@@ -11,8 +11,9 @@ from results import ALL_SMS, Row, where
 _BATCHES = (*(("2", tokens) for tokens in ("1", "8", "32", "64", "128")),
             *(("4", tokens) for tokens in ("1", "8", "32", "128")))
 # How rows of low latency lie, as rows.py names it in `options`.
-_LAYOUTS = (("by expert", ""), ("by expert, cast to FP8", "cast inside"), ("by rank", "rank-major"),
-            ("by rank, in a view", "rank-major, view"),
+_LAYOUTS = (("by expert", ""), ("by expert, cast to FP8", "cast inside"), ("by expert, FP8 forwarded", "forwarded"),
+            ("by rank", "rank-major"), ("by rank, cast to FP8", "cast inside; rank-major"),
+            ("by rank, FP8 forwarded", "forwarded; rank-major"), ("by rank, in a view", "rank-major, view"),
             ("by rank, in a view, cast to FP8", "cast inside; rank-major, view"),
             ("by rank, in a view, FP8 forwarded", "forwarded; rank-major, view"))
 

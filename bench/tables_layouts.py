@@ -65,7 +65,7 @@ def _change(all_rows: Sequence[Row]) -> str:
     chosen = where(all_rows, name="change", mode="ll")
     batches = [tokens for gpus, tokens in _BATCHES if gpus == "2"]
     lines = []
-    for name, options in (*_LAYOUTS, ("by expert, in exact order", "exact")):
+    for name, options in _LAYOUTS:
         line = [name]
         for tokens in batches:
             found = [where(chosen, tokens=tokens, options="; ".join(filter(None, (when, options))))

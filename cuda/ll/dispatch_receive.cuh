@@ -80,8 +80,7 @@ __device__ void receive_rows(const Block<Op>& block, Take take) {
     for (uint32_t unit = (turn + 1) * receivers.blocks - 1 - receivers.index(); unit < units; unit += step) {
         const UnitOfAll arriving(block.op, units_of_row<1>(block.shape), unit);
         Late late;
-        if (arriving.token < block.tokens_of[arriving.rank] &&
-            !take(arriving, late)) {
+        if (arriving.token < block.tokens_of[arriving.rank] && !take(arriving, late)) {
             report_late(block.op, late);
             return;
         }

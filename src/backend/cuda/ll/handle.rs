@@ -155,12 +155,11 @@ impl Handle {
     }
 
     fn launch_dispatch(&self, op: &LlDispatch, part: Part, at: &StreamScope) -> Result<()> {
-        if let Some(few) = self.few_dispatch(op, part) {
-            let params = self.dispatch_params((op, op.tokens), &few.dispatch, part);
-            return self.launch_following(kernels::ll_dispatch_few(), op.launch, few.dispatch.launch, &params, at);
-        }
-        let kernel = kernels::ll_dispatch();
-        let grid = &self.plan.dispatch.asked(op.launch, kernel.most_threads());
+        let (grid, kernel) = match self.few_dispatch(op, part) {
+            Some(few) => (few.dispatch, kernels::ll_dispatch_few()),
+            None => (self.plan.dispatch, kernels::ll_dispatch()),
+        };
+        let grid = &grid.asked(op.launch, kernel.most_threads());
         let params = self.dispatch_params((op, op.tokens), grid, part);
         self.launch_following(kernel, op.launch, grid.launch, &params, at)
     }

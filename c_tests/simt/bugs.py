@@ -22,6 +22,7 @@ DIFFERENT = "3 test_errors ll_different_calls"
 LATE_BLOCKS = "3 NCCLEP_SIMT_MULTIPROCESSORS=8 test_errors ll_different_calls"
 # With room for blocks of each kind.
 FEW = "2 NCCLEP_SIMT_MULTIPROCESSORS=17 test_ll every_top_k"
+FEW_OF_MANY = "3 NCCLEP_SIMT_MULTIPROCESSORS=17 test_ll few_where_many"
 FEW_BY_RANK = "3 NCCLEP_SIMT_MULTIPROCESSORS=28 test_ll rank_major_shapes"
 OVER_NODES = "4 NODES=0123 test_ll uneven_tokens"
 RANK_MAJOR = "2 test_ll rank_major_shapes"
@@ -144,9 +145,11 @@ BUGS = (
         "count_entries(block, source, first, all);", "count_entries(block, source, 0u, all);", FEW),
     Bug("tokens that a source does not have", "ll/dispatch_few.cuh", "packet_data(packet) <= unit.token);",
         "packet_data(packet) < unit.token);", FEW),
+    Bug("nobody serves ranks with more tokens", "ll/dispatch_few.cuh",
+        "has_heard ? block.shared.most_tokens * of_token : likely;", "likely;", FEW_OF_MANY),
     Bug("rows with scales all at the first one's place", "ll/dispatch_few.cu", "target.of(left.first())", "target.of(0u)",
         "2 NCCLEP_SIMT_MULTIPROCESSORS=17 test_formats casts"),
-    Bug("few rows leave the ids of unused rows", "ll/rank_dispatch_few.cu", "    clear_ids(block, beside, 1);\n", "",
+    Bug("few rows leave the ids of unused rows", "ll/rank_dispatch_few.cu", "    clear_ids(block, beside, 1 + block.params.serve_blocks);\n", "",
         FEW_BY_RANK),
     Bug("a rank's rows are sent to every second rank", "ll/rank_combine.cu", "number += block.senders();",
         "number += 2 * block.senders();", FEW_BY_RANK),
@@ -183,7 +186,7 @@ BUGS = (
         "row = block.output.row(source, shuffle(entry.index(), here.first()));",
         "row = block.output.row(source, unit.token);", RANK_MAJOR),
     Bug("weights that have not come", "ll/rank_receive.cuh",
-        "return all_lanes(packet_epoch(weight) == op.epoch);", "return true;", RANK_MAJOR),
+        "return all_lanes(packet_epoch(packet) == op.epoch);", "return true;", RANK_MAJOR),
     Bug("ranks added in their order", "ll/combine_sums.cuh", "        before = which.count_before();\n",
         "        for (LaneMask left = which; left.any(); left.drop_first()) {\n"
         "            before += shuffle(peer, left.first()) < peer ? 1 : 0;\n        }\n",

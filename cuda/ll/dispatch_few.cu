@@ -41,12 +41,11 @@ __device__ __forceinline__ bool receive_chunk_few(const Block<Op>& block, const 
     const BankRow<Own> from = op.here().row(block.bank_slots.of_token(unit.rank, unit.token));
     const auto chunk = block.rows.chunk(block.shape, unit.number);
     Received<Op> received;
-    bool is_beyond = false;
     int32_t out_row;
-    if (!receive_with_tokens(block, unit, from, chunk, received, is_beyond, late)) {
+    if (!receive_with_tokens(block, unit, from, chunk, received, late, [] { return true; })) {
         return false;
     }
-    if (is_beyond) {
+    if (received.is_beyond) {
         return true;
     }
     if (!find_out_row(block, unit.rank, received.entry, out_row, late)) {
@@ -72,7 +71,11 @@ __device__ __forceinline__ void run(const LlDispatchParams& params, const Rows& 
     using Op = DispatchOperation<WholeOnOneNode, Rows>;
     run_few<Op>(
         params, rows,
-        [](const Block<Op>& block, const BlockOf& part) { notify(block, block.source(0), part); },
+        [](const Block<Op>& block, const BlockOf& part, auto begin) {
+            if (begin()) {
+                notify(block, block.source(0), part);
+            }
+        },
         [](const Block<Op>& block) { find_begins(block); },
         [](const Block<Op>& block, const UnitOfAll& unit, Late& late) { return receive_chunk_few(block, unit, late); });
 }

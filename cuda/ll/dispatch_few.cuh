@@ -1,9 +1,9 @@
 // The course of a low-latency dispatch of few tokens by few ranks of one node, whatever its layout: as dispatch_run.cuh
 // tells and sends, with fewer instructions on the way of each block.
 //
-// Grid: blocks of four kinds, so that none waits for another's work: those that send rows; those that notify the peers;
-// one that hears what all ranks have notified this one of; those that copy arriving rows, which ask for what they need
-// of that by themselves.
+// Grid: blocks of five kinds, so that none waits for another's work: those that send rows; those that notify the peers;
+// one that hears what all ranks have notified this one of; where others may have more tokens than this rank, those that
+// hear it, too, and serve these; those that copy arriving rows, which ask for what they need of that by themselves.
 //
 // A rank with these kernels and one with those for more tokens understand each other.
 #pragma once
@@ -31,12 +31,11 @@ __device__ __forceinline__ bool begin(const Block<Op>& block, Op& op, const Star
     return all_lanes(op.begin(block.shared.start));
 }
 
-// Waits for a chunk of (source, token), if it comes here; false if that is given up. Where the source has no such
-// token, no entry is here.
-template <typename Op, typename Chunk>
+// As `receive`. Where the source has no such token, no entry is here.
+template <typename Op, typename Chunk, typename HasBeside>
 __device__ __forceinline__ bool receive_with_tokens(const Block<Op>& block, const UnitOfAll& unit,
                                                     const BankRow<Own>& from, const Chunk& chunk,
-                                                    Received<Op>& received, bool& is_beyond, Late& late) {
+                                                    Received<Op>& received, Late& late, HasBeside has_beside) {
     const Op& op = block.op;
     const bool asks_tokens = lane_idx() == kTokensLane;
     const bool has_entry = lane_idx() < block.shape.top_k;
@@ -45,36 +44,43 @@ __device__ __forceinline__ bool receive_with_tokens(const Block<Op>& block, cons
     return wait_as_warp_in(op.common.wait, late, [&] {
         // All are under way together.
         const uint64_t packet = has_entry || asks_tokens ? ld_relaxed_sys(at) : op.packet(EntryWord::kElsewhere);
-        const bool has_come = received.row.poll(op, from, chunk, false);
+        const bool has_all_beside = has_beside();
+        const bool has_come = received.row.poll(op, from, chunk, false) && has_all_beside;
         const bool is_there = packet_epoch(packet) == op.epoch;
         const bool is_known = all_lanes(is_there);
         late.awaited = op.from(unit.rank, is_known ? WAIT_ROW : WAIT_ENTRY);
-        is_beyond = any_lane(asks_tokens && is_there && packet_data(packet) <= unit.token);
+        received.is_beyond = any_lane(asks_tokens && is_there && packet_data(packet) <= unit.token);
         received.entry = {packet_data(packet)};
         // It becomes an address.
         if (asks_tokens || received.entry.expert() >= block.shape.local_experts) {
             received.entry = EntryWord::elsewhere();
         }
-        return is_beyond || (is_known && (has_come || !any_lane(received.entry.is_here())));
+        return received.is_beyond || (is_known && (has_come || !any_lane(received.entry.is_here())));
     });
 }
 
-// Nobody knows yet how many tokens the others have.
+// Most likely all ranks have as many tokens as this one, so blocks wait for chunks of these at once. Those that have
+// heard how many there are serve ranks with more.
 template <typename Op, typename Take>
-__device__ __forceinline__ void receive_all(const Block<Op>& block, const Share& receivers, Take take) {
-    const uint32_t units = block.shape.max_tokens * block.op.ranks() * block.shape.chunks;
-    const uint32_t step = num_warps() * receivers.blocks;
+__device__ __forceinline__ void receive_all(const Block<Op>& block, const Share& share, bool has_heard, Take take) {
+    const uint32_t of_token = block.op.ranks() * block.shape.chunks;
+    const uint32_t likely = block.shape.tokens * of_token;
+    const uint32_t first = has_heard ? likely : 0;
+    const uint32_t last = has_heard ? block.shared.most_tokens * of_token : likely;
+    const uint32_t step = num_warps() * share.blocks;
 #pragma unroll 1
-    for (uint32_t unit = receivers.unit(block.warp); unit < units; unit += step) {
+    for (uint32_t unit = first + share.unit(block.warp); unit < last; unit += step) {
+        const UnitOfAll arriving(block.op, units_of_row<1>(block.shape), unit);
         Late late;
-        if (!take(UnitOfAll(block.op, units_of_row<1>(block.shape), unit), late)) {
+        const bool is_none = has_heard && arriving.token >= block.tokens_of[arriving.rank];
+        if (!is_none && !take(arriving, late)) {
             report_late(block.op, late);
             return;
         }
     }
 }
 
-// `notify` tells the peers of a part of the tokens; `hear` is the course of the block that hears what all tell; `take`
+// `notify` begins and tells the peers of a part of the tokens; `hear` hears what all tell; `take`
 // takes a chunk of a token of any rank, or says what is late.
 template <typename Op, typename Notify, typename Hear, typename Take>
 __device__ __forceinline__ void run_few(const LlDispatchParams& params, const typename Op::Rows& rows, Notify notify,
@@ -98,10 +104,7 @@ __device__ __forceinline__ void run_few(const LlDispatchParams& params, const ty
     }
     if (notifiers.has_this_block()) {
         clear_histograms(block);
-        const bool goes_on = begin(block, op, start);
-        if (goes_on) {
-            notify(block, BlockOf{notifiers.index(), notifiers.blocks});
-        }
+        notify(block, BlockOf{notifiers.index(), notifiers.blocks}, [&] { return begin(block, op, start); });
         advance_epoch(op);
         return;
     }
@@ -110,10 +113,14 @@ __device__ __forceinline__ void run_few(const LlDispatchParams& params, const ty
     if (!goes_on) {
         return;
     }
-    if (block.receivers.index() == 0) {
+    const Share serving = {block.receivers.first + 1, params.serve_blocks};
+    const Share others = {serving.first + serving.blocks, block.receivers.blocks - 1 - serving.blocks};
+    const bool hears = !others.has_this_block();
+    if (hears) {
         hear(block);
-    } else {
-        receive_all(block, {block.receivers.first + 1, block.receivers.blocks - 1},
+    }
+    if (block.receivers.index() != 0) {
+        receive_all(block, hears ? serving : others, hears,
                     [&](const UnitOfAll& unit, Late& late) { return take(block, unit, late); });
     }
 }

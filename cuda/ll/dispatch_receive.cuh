@@ -10,23 +10,26 @@ template <typename Op>
 struct Received {
     Arriving<typename Op::Rows::Data> row;
     EntryWord entry;
+    // Where that was not known before: whether the source has no such token.
+    bool is_beyond = false;
 };
 
-// Waits for a chunk of (source, token), if it comes here; false if that is given up.
-template <typename Op, typename Chunk>
-__device__ __forceinline__ bool receive(const Block<Op>& block, uint32_t source, uint32_t token,
-                                        const BankRow<Own>& from, const Chunk& chunk, Received<Op>& received,
-                                        Late& late) {
+// Waits for a chunk of a token, if it comes here, and until `has_beside` says that what comes beside it is there; false
+// if that is given up.
+template <typename Op, typename Chunk, typename HasBeside>
+__device__ __forceinline__ bool receive(const Block<Op>& block, const UnitOfAll& unit, const BankRow<Own>& from,
+                                        const Chunk& chunk, Received<Op>& received, Late& late, HasBeside has_beside) {
     const Op& op = block.op;
-    const uint64_t* at = op.here().entries(source, token) + lane_idx();
+    const uint64_t* at = op.here().entries(unit.rank, unit.token) + lane_idx();
     const bool has_entry = lane_idx() < block.shape.top_k;
     const bool gently = block.shared.most_tokens > kPollWholeTokens;
     return wait_as_warp_in(op.common.wait, late, [&] {
-        // Both are under way together.
+        // All are under way together.
         const uint64_t packet = has_entry ? ld_relaxed_sys(at) : op.packet(EntryWord::kElsewhere);
-        const bool has_come = received.row.poll(op, from, chunk, gently);
+        const bool has_all_beside = has_beside();
+        const bool has_come = received.row.poll(op, from, chunk, gently) && has_all_beside;
         const bool is_known = all_lanes(packet_epoch(packet) == op.epoch);
-        late.awaited = op.from(source, is_known ? WAIT_ROW : WAIT_ENTRY);
+        late.awaited = op.from(unit.rank, is_known ? WAIT_ROW : WAIT_ENTRY);
         received.entry = {packet_data(packet)};
         // It becomes an address.
         if (received.entry.expert() >= block.shape.local_experts) {
@@ -44,7 +47,7 @@ __device__ __forceinline__ bool receive_chunk(const Block<Op>& block, const Unit
     const BankRow<Own> from = op.here().row(block.bank_slots.of_token(source, unit.token));
     const auto chunk = block.rows.chunk(block.shape, unit.number);
     Received<Op> received;
-    if (!receive(block, source, unit.token, from, chunk, received, late)) {
+    if (!receive(block, unit, from, chunk, received, late, [] { return true; })) {
         return false;
     }
     const EntryWord entry = received.entry;

@@ -16,17 +16,6 @@ namespace nccl_ep::ll_rank_dispatch_impl {
 
 using namespace ll_dispatch_impl;
 
-// One warp receives and keeps a chunk. False if it is given up.
-template <typename Op>
-__device__ __forceinline__ bool receive_chunk(const Block<Op>& block, const LlBeside& beside, const UnitOfAll& unit,
-                                              Late& late) {
-    const BankRow<Own> from = block.op.here().row(block.bank_slots.of_token(unit.rank, unit.token));
-    const auto chunk = block.rows.chunk(block.shape, unit.number);
-    Received<Op> received;
-    return receive(block, unit.rank, unit.token, from, chunk, received, late) &&
-           keep_chunk(block, beside, unit, from, chunk, received, late);
-}
-
 template <typename Nodes, typename Rows>
 __device__ __forceinline__ void run(const LlRankDispatchParams& params, const Nodes& nodes, const Rows& rows) {
     using Op = DispatchOperation<Nodes, Rows, RankMajor>;
@@ -34,12 +23,14 @@ __device__ __forceinline__ void run(const LlRankDispatchParams& params, const No
     ll_dispatch_impl::run<Op>(
         params.dispatch, nodes, rows,
         [&](const Block<Op>& block, const typename Op::Source& source, const BlockOf& part) {
-            notify_by_rank(block, beside, source, part);
+            notify_by_rank(block, beside, source, part, [] { return true; });
         },
         [&](const Block<Op>& block) {
             hear_all(block, beside);
             receive_rows(block, [&](const UnitOfAll& unit, Late& late) {
-                return receive_chunk(block, beside, unit, late);
+                return receive_chunk(block, beside, unit, late, [&](auto&&... what) {
+                    return receive(block, unit, what...);
+                });
             });
         });
 }

@@ -9,25 +9,16 @@ namespace nccl_ep::ll_rank_dispatch_few_impl {
 
 using namespace ll_dispatch_impl;
 
-// One warp receives and keeps a chunk, if its source has such a token. False if it is given up.
-template <typename Op>
-__device__ __forceinline__ bool receive_chunk(const Block<Op>& block, const LlBeside& beside, const UnitOfAll& unit,
-                                              Late& late) {
-    const BankRow<Own> from = block.op.here().row(block.bank_slots.of_token(unit.rank, unit.token));
-    const auto chunk = block.rows.chunk(block.shape, unit.number);
-    Received<Op> received;
-    bool is_beyond = false;
-    return receive_with_tokens(block, unit, from, chunk, received, is_beyond, late) &&
-           (is_beyond || keep_chunk(block, beside, unit, from, chunk, received, late));
-}
-
-// The block that hears also marks the rows that hold nothing.
+// Blocks that hear also mark the rows that hold nothing.
 template <typename Op>
 __device__ __forceinline__ void hear(const Block<Op>& block, const LlBeside& beside) {
-    time_sources(block);
-    hear_sources_by_rank(block, true);
+    const bool is_first = block.receivers.index() == 0;
+    if (is_first) {
+        time_sources(block);
+    }
+    hear_sources_by_rank(block, is_first);
     __syncthreads();
-    clear_ids(block, beside, 1);
+    clear_ids(block, beside, 1 + block.params.serve_blocks);
 }
 
 template <typename Rows>
@@ -36,10 +27,14 @@ __device__ __forceinline__ void run(const LlRankDispatchParams& params, const Ro
     const LlBeside& beside = params.beside;
     run_few<Op>(
         params.dispatch, rows,
-        [&](const Block<Op>& block, const BlockOf& part) { notify_by_rank(block, beside, block.source(0), part); },
+        [&](const Block<Op>& block, const BlockOf& part, auto begin) {
+            notify_by_rank(block, beside, block.source(0), part, begin);
+        },
         [&](const Block<Op>& block) { hear(block, beside); },
         [&](const Block<Op>& block, const UnitOfAll& unit, Late& late) {
-            return receive_chunk(block, beside, unit, late);
+            return receive_chunk(block, beside, unit, late, [&](auto&&... what) {
+                return receive_with_tokens(block, unit, what...);
+            });
         });
 }
 

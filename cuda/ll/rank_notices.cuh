@@ -40,16 +40,32 @@ __device__ __forceinline__ int32_t expert_of_lane(const Block<Op>& block, const 
     return has_entry ? expert_of_entry(block, source, first * block.shape.top_k + lane_idx()) : kNowhere;
 }
 
-// Counts the tokens that go to each peer: those before `first` in `before` and, in blocks that notify a peer of its
-// count, all in `all`.
+// The weight of this lane's entry, likewise.
 template <typename Op>
-__device__ void count_tokens(const Block<Op>& block, const typename Op::Source& source, uint32_t first,
-                             uint32_t* before, uint32_t* all) {
+__device__ __forceinline__ float weight_of_lane(const Block<Op>& block, const float* weights, uint32_t first,
+                                                bool has_entry) {
+    return has_entry ? weights[first * block.shape.top_k + lane_idx()] : 0.0f;
+}
+
+// Counts the tokens that go to each peer: those before `first` in `before` and, in blocks that notify a peer of its
+// count, all in `all`. `begin` is as that of send_all.
+template <typename Op, typename Begin>
+__device__ __forceinline__ bool count_tokens(const Block<Op>& block, const typename Op::Source& source, uint32_t first,
+                                             uint32_t* before, uint32_t* all, Begin begin) {
     const TokensAtOnce<Op> lanes(block.shape);
     const uint32_t last = all != nullptr ? source.tokens() : first;
+    const auto expert_from = [&](uint32_t base) {
+        return expert_of_lane(block, source, base, lanes.has_entry(base, last));
+    };
+    const uint32_t step = num_warps() * lanes.tokens;
+    int32_t next = expert_from(block.warp * lanes.tokens);
+    if (!begin()) {
+        return false;
+    }
 #pragma unroll 1
-    for (uint32_t base = block.warp * lanes.tokens; base < last; base += num_warps() * lanes.tokens) {
-        const int32_t expert = expert_of_lane(block, source, base, lanes.has_entry(base, last));
+    for (uint32_t base = block.warp * lanes.tokens; base < last; base += step) {
+        const int32_t expert = next;
+        next = expert_from(base + step);
         const int32_t peer = block.op.nodes.peer_of(rank_of_expert(block.shape, expert));
         const bool leads = lanes.same(block.op, peer).first() == lane_idx();
         if (peer < 0 || !leads) {
@@ -62,6 +78,7 @@ __device__ void count_tokens(const Block<Op>& block, const typename Op::Source& 
             atomicAdd(&all[peer], 1u);
         }
     }
+    return true;
 }
 
 // Notifies the peers that are this block's of how many rows come from the source.
@@ -94,6 +111,11 @@ __device__ __forceinline__ void store_id(const LlBeside& beside, uint64_t at, in
     }
 }
 
+struct TokenRange {
+    uint32_t first;
+    uint32_t last;
+};
+
 // What a lane tells of its entry.
 struct Notice {
     uint32_t token;
@@ -125,23 +147,24 @@ __device__ __forceinline__ void notify_peers(const Op& op, uint32_t source, cons
     }
 }
 
-// One warp walks the tokens [first, last) in order; `before` holds how many before them go to each peer, and them as
-// well afterwards.
+// One warp walks the tokens of `range` in order; `before` holds how many before them go to each peer, and them as well
+// afterwards. `weight` is that of this lane's first entry, which is there sooner so.
 template <typename Op>
-__device__ void notify_tokens(const Block<Op>& block, const typename Op::Source& source, const float* weights,
-                              uint32_t first, uint32_t last, uint32_t* before) {
+__device__ __forceinline__ void notify_tokens(const Block<Op>& block, const typename Op::Source& source,
+                                              const TokenRange& range, const float* weights, float weight,
+                                              uint32_t* before) {
     const Op& op = block.op;
     const LlShape& shape = block.shape;
     const TokensAtOnce<Op> lanes(shape);
+    const uint32_t last = range.last;
 #pragma unroll 1
-    for (uint32_t base = first; base < last; base += lanes.tokens) {
+    for (uint32_t base = range.first; base < last; base += lanes.tokens) {
         const bool has_entry = lanes.has_entry(base, last);
         const int32_t expert = expert_of_lane(block, source, base, has_entry);
-        Notice notice = {base + lanes.at.quotient, lanes.at.remainder, kNowhere, EntryWord::elsewhere(), 0.0f};
+        Notice notice = {base + lanes.at.quotient, lanes.at.remainder, kNowhere, EntryWord::elsewhere(), weight};
         const int32_t rank = rank_of_expert(shape, expert);
         notice.host = op.nodes.peer_of(rank);
         if (has_entry) {
-            notice.weight = weights[base * shape.top_k + lane_idx()];
             op.experts_of(source.number(), notice.token)[notice.k] = expert;
         }
         const LaneMask same = lanes.same(op, notice.host);
@@ -159,6 +182,7 @@ __device__ void notify_tokens(const Block<Op>& block, const typename Op::Source&
             notice.word = EntryWord::here(expert - rank * shape.local_experts, index);
         }
         notify_peers(op, source.rank(), notice, lanes.of_token(shape).only_if(has_entry));
+        weight = weight_of_lane(block, weights, base + lanes.tokens, lanes.has_entry(base + lanes.tokens, last));
     }
 }
 
@@ -174,23 +198,28 @@ __device__ __forceinline__ const float* weights_of(const Block<Op>& block, const
     return beside.weights;
 }
 
-// A part of a source's tokens: notifies the peers of each, in the first blocks also of the counts.
-template <typename Op>
-__device__ void notify_by_rank(const Block<Op>& block, const LlBeside& beside, const typename Op::Source& source,
-                               const BlockOf& part) {
+// A part of a source's tokens: notifies the peers of each, in the first blocks also of the counts. `begin` is as that
+// of send_all.
+template <typename Op, typename Begin>
+__device__ __forceinline__ void notify_by_rank(const Block<Op>& block, const LlBeside& beside,
+                                               const typename Op::Source& source, const BlockOf& part, Begin begin) {
     const uint32_t tokens = source.tokens();
     const uint32_t per_block = (tokens + part.blocks - 1) / part.blocks;
-    const uint32_t first = min(per_block * part.index, tokens);
-    const uint32_t last = min(per_block * (part.index + 1), tokens);
+    const TokenRange range = {min(per_block * part.index, tokens), min(per_block * (part.index + 1), tokens)};
+    const float* weights = weights_of(block, beside, source);
+    const bool has_entry = TokensAtOnce<Op>(block.shape).has_entry(range.first, range.last);
+    const float weight = weight_of_lane(block, weights, range.first, has_entry);
     uint32_t* before = block.per_expert;
     uint32_t* all = part.index < block.op.peers() ? block.per_expert + block.op.peers() : nullptr;
-    count_tokens(block, source, first, before, all);
+    if (!count_tokens(block, source, range.first, before, all, begin)) {
+        return;
+    }
     __syncthreads();
     if (all != nullptr) {
         notify_counts_of_rows(block, source, part, all);
     }
     if (block.warp == 0) {
-        notify_tokens(block, source, weights_of(block, beside, source), first, last, before);
+        notify_tokens(block, source, range, weights, weight, before);
     }
 }
 

@@ -79,35 +79,54 @@ __device__ void hear_all(const Block<Op>& block, const LlBeside& beside) {
     }
 }
 
-// The ids and weights of a row: lanes have its token's entries. False if they are given up.
+// The weights of a row: lanes have its token's entries.
 template <typename Op>
-__device__ __forceinline__ bool receive_beside(const Block<Op>& block, const LlBeside& beside, const uint64_t* weights,
-                                               EntryWord entry, int32_t row, Late& late) {
-    const Op& op = block.op;
-    const bool has_entry = lane_idx() < block.shape.top_k;
-    uint64_t weight = op.packet(0);
-    const bool ok = wait_as_warp_in(op.common.wait, late, [&] {
-        if (has_entry) {
-            weight = ld_relaxed_sys(weights + lane_idx());
+struct ArrivingWeights {
+    const Op& op;
+    // This lane's packet; NULL for none.
+    const uint64_t* at;
+    uint64_t packet = op.packet(0);
+
+    // One poll; returns whether all are there.
+    __device__ __forceinline__ bool poll() {
+        if (at != nullptr) {
+            packet = ld_relaxed_sys(at);
         }
-        return all_lanes(packet_epoch(weight) == op.epoch);
-    });
-    if (ok && has_entry) {
+        return all_lanes(packet_epoch(packet) == op.epoch);
+    }
+};
+
+// Stores the ids and weights of a row.
+template <typename Op>
+__device__ __forceinline__ void keep_beside(const Block<Op>& block, const LlBeside& beside,
+                                            const ArrivingWeights<Op>& weights, EntryWord entry, int32_t row) {
+    if (lane_idx() < block.shape.top_k) {
         const uint64_t at = uint64_t(row) * block.shape.top_k + lane_idx();
         store_id(beside, at, entry.is_here() ? static_cast<int32_t>(entry.expert()) : kNowhere);
-        beside.out_weights[at] = __uint_as_float(packet_data(weight));
+        beside.out_weights[at] = __uint_as_float(packet_data(weights.packet));
     }
-    return ok;
 }
 
-// One warp copies a chunk of a token, which it has received at `from`, to the token's output row here, if it has one.
-// False if what lies beside it is given up.
-template <typename Op, typename Chunk>
-__device__ __forceinline__ bool keep_chunk(const Block<Op>& block, const LlBeside& beside, const UnitOfAll& unit,
-                                           const BankRow<Own>& from, const Chunk& chunk, const Received<Op>& received,
-                                           Late& late) {
+// One warp receives a chunk of a token by `receive`, and copies it to the token's output row here, if it has one. False
+// if that is given up.
+template <typename Op, typename Receive>
+__device__ __forceinline__ bool receive_chunk(const Block<Op>& block, const LlBeside& beside, const UnitOfAll& unit,
+                                              Late& late, Receive receive) {
     const Op& op = block.op;
     const uint32_t source = unit.rank;
+    const BankRow<Own> from = op.here().row(block.bank_slots.of_token(source, unit.token));
+    const auto chunk = block.rows.chunk(block.shape, unit.number);
+    // They come with the first chunk.
+    const bool has_beside = unit.number == 0 && lane_idx() < block.shape.top_k;
+    ArrivingWeights<Op> weights = {
+        op, has_beside ? op.here().weights(source, unit.token, op.ranks()) + lane_idx() : nullptr};
+    Received<Op> received;
+    if (!receive(from, chunk, received, late, [&] { return weights.poll(); })) {
+        return false;
+    }
+    if (received.is_beyond) {
+        return true;
+    }
     const EntryWord entry = received.entry;
     const LaneMask here = ballot(entry.is_here());
     int32_t row = kNowhere;
@@ -121,11 +140,7 @@ __device__ __forceinline__ bool keep_chunk(const Block<Op>& block, const LlBesid
             op.rows_of(source, unit.token)[lane_idx()] = lane_idx() == 0 ? row : kNowhere;
         }
         if (is_kept) {
-            late.awaited = op.from(source, WAIT_WEIGHT);
-            const uint64_t* weights = op.here().weights(source, unit.token, op.ranks());
-            if (!receive_beside(block, beside, weights, entry, row, late)) {
-                return false;
-            }
+            keep_beside(block, beside, weights, entry, row);
         }
     }
     if (is_kept) {

@@ -46,7 +46,7 @@ _RUNS = (
     _Run("test_random/exact", "test_random --configs 20 --seed 5", 8, 1, _EXACT),
     _Run("test_ll/every_top_k", "test_ll every_top_k", 2, 2),
     # With room for blocks of each kind, few tokens have kernels of their own.
-    _Run("test_ll/few", "test_ll widths", 3, 17),
+    _Run("test_ll/few", "test_ll widths few_where_many", 3, 17),
     _Run("test_random/few", "test_random --configs 20 --seed 54", 2, 20),
     _Run("test_ll/widths/exact", "test_ll widths", 2, 6, _EXACT),
     _Run("test_ll/unordered_streams", "test_ll ll_unordered_streams", 2, 4),

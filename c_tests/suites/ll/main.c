@@ -55,6 +55,20 @@ SHAPES_TEST(element_types, {2, 11, 5, ncclFloat16, 8, kRefMessy, true},
             {2, 11, 5, ncclFloat16, 1024, kRefRepeating, true}, {2, 11, 5, ncclFloat32, 4, kRefMessy, true},
             {2, 11, 5, ncclFloat32, 500, kRefRepeating, true}, {2, 11, 9, ncclFloat32, 2048, kRefDistinct, true})
 
+// Ranks with few tokens where others may have many, and have: they serve those of others, too.
+EP_TEST(few_where_many_may_come) {
+    enum { kTurns = 3 };
+    static const unsigned kTokens[][kTurns] = {{1, 1, 1}, {4, 0, 70}, {0, 1, 2}, {33, 2, 8}};
+    const RefShape shape = {2 * (unsigned)env->size, 70, 4, ncclBfloat16, 1000};
+    for (size_t i = 0; i < COUNT(kTokens); ++i) {
+        REF_SCOPED RefRun run = open_by_turns(env, &shape, kTokens[i], kTurns);
+        for (unsigned pair = 0; pair < 4; ++pair) {
+            run.by_rank = pair % 2 != 0;
+            ref_pair(&run);
+        }
+    }
+}
+
 // Tokens name an expert again and again until all its R * M slots are filled: by one rank, of whose entries
 // more than M find a slot, while those of others have none left.
 SHAPES_TEST(slots_are_filled, {1, 4, 2, ncclBfloat16, 32, kRefOneExpert, false},

@@ -13,6 +13,8 @@ typedef struct {
 
 // A run in a group of its own.
 RefRun open_shape(const EpEnv* env, const Shape* shape, uint64_t seed);
+// One in a group of such a shape, whose ranks have `tokens` by turns.
+RefRun open_by_turns(const EpEnv* env, const RefShape* shape, const unsigned* tokens, unsigned turns);
 // One of a group that is returned, where no rank has a token.
 RefRun open_without_tokens(const EpEnv* env);
 

@@ -68,15 +68,16 @@ static void in_all_formats(const EpEnv* env, unsigned max_tokens, uint64_t seed)
 
 EP_TEST(views_formats) { in_all_formats(env, 7, 720); }
 
-// On GPUs rows with scales are copied if there are few: up to 128 pairs of a token and a rank.
+// On GPUs rows are copied where there are few: up to 128 pairs of a token and a rank.
 EP_TEST(views_formats_of_many) { in_all_formats(env, 65, 724); }
 
 // The rows of few tokens are taken in more parts, by blocks that do not do the same beside it.
 EP_TEST(views_of_one_token) {
     enum { kFormats = 12, kMostBytes = 16384 };
-    const Shape shape = {2, 1, 8, ncclBfloat16, kMostBytes / 2, kRefDistinct, true};
-    REF_SCOPED RefRun run;
-    open_view(&run, env, &shape, 730);
+    static const unsigned kTokens[] = {1, 1, 3, 0};
+    const RefShape shape = {2 * (unsigned)env->size, 65, 8, ncclBfloat16, kMostBytes / 2};
+    REF_SCOPED RefRun run = open_by_turns(env, &shape, kTokens, COUNT(kTokens));
+    run.by_rank = run.as_view = true;
     in_every_order(&run);
     for (unsigned i = 0; i < kFormats; ++i) {
         const RefFormat format = ref_format_draw(840 + i, kMostBytes);
@@ -89,7 +90,8 @@ enum { kBatches = 3 };
 
 // Handles of one group, of which each has a batch.
 static void open_batches(RefRun* batches, const EpEnv* env, uint64_t seed) {
-    const RefShape shape = {2 * (unsigned)env->size, 11, 4, ncclBfloat16, 520};
+    // So many that rows stay.
+    const RefShape shape = {2 * (unsigned)env->size, 65, 4, ncclBfloat16, 520};
     ref_runs_open(batches, kBatches, env, &shape, kRefMessy, true, ref_ll(seed));
     for (unsigned i = 0; i < kBatches; ++i) batches[i].by_rank = batches[i].as_view = true;
 }

@@ -222,6 +222,8 @@ pub struct LlDispatchParams {
     pub waits: *mut u64,
     /// The first `notify_blocks` of the receiving blocks notify the peers of what comes.
     pub notify_blocks: u32,
+    /// Of kernels for few tokens: how many of them, behind the first one, serve ranks with more tokens than this one.
+    pub serve_blocks: u32,
 }
 
 /// Parameters of `ll_combine_bf16` and its siblings.

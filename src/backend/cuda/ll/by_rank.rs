@@ -82,9 +82,10 @@ impl Handle {
         let mut dispatch = self.rank_dispatch_params((op, beside), op.tokens, &self.plan.dispatch, Part::WHOLE);
         // Scales travel beside the rows.
         dispatch.dispatch.common.shape = self.plan.shape(op.row.into(), op.layout);
-        let (mut view, own) = self.view(Some(bank), &dispatch.dispatch.common.shape)?;
+        let mut view = self.view(Some(bank), &dispatch.dispatch.common.shape)?;
         view.scale_bytes = scale_bytes(op.wire()) as u32;
         let banks = self.views()?.of_ranks(bank).ok_or_else(|| Error::internal("a view without memory"))?;
+        let own = self.plan.view.blocks(view.parts as usize);
         let shape = launch_shape(op.launch, &mut view, own);
         let params = LlRankDispatchViewParams { dispatch, view, banks };
         let Some(scaled) = &op.scaled else {
@@ -109,11 +110,12 @@ impl Handle {
             |bank| Some(self.views.as_ref()?.lies(bank, op.expert_rows, op.row.bytes() * shape.max_tokens as usize));
         let bank = op.view.filter(|_| part.is_whole());
         let lies = bank.and_then(lies).unwrap_or(Lies::Apart);
-        let (mut view, own) = self.view(bank.filter(|_| lies != Lies::Across), shape)?;
+        let mut view = self.view(bank.filter(|_| lies != Lies::Across), shape)?;
         view.lie_there = u32::from(lies == Lies::There);
-        let group = launch_shape(op.launch, &mut view, own);
         let is_own = part.is_whole() && op.launch.is_own();
-        let groups = if is_own { self.plan.view.groups(group.blocks) } else { 1 };
+        let (grid, parts) = (self.plan.view, view.parts as usize);
+        let groups = if is_own { grid.groups(parts) } else { 1 };
+        let group = launch_shape(op.launch, &mut view, grid.blocks(parts));
         let shape = LaunchShape { blocks: groups * group.blocks, ..group };
         let params = LlRankCombineParams {
             combine,
@@ -130,11 +132,11 @@ impl Handle {
         self.views.as_deref().ok_or_else(|| Error::internal("views over several nodes"))
     }
 
-    /// What kernels need of `bank`, and how many blocks they have unless a call wants another number.
-    fn view(&self, bank: Option<ViewBank>, shape: &LlShape) -> Result<(LlView, u32)> {
+    /// What kernels need of `bank`.
+    fn view(&self, bank: Option<ViewBank>, shape: &LlShape) -> Result<LlView> {
         let views = self.views()?;
         let (parts, warps) = self.plan.view.cut(shape.chunks as usize);
-        let view = LlView {
+        Ok(LlView {
             rows: bank.and_then(|bank| views.own(bank)).unwrap_or_default().0 as *mut u8,
             state: views.state.0 as *mut LlViewState,
             bank: bank.map_or(LL_VIEW_BANKS, |bank| bank.index() as u32),
@@ -147,8 +149,7 @@ impl Handle {
             step: 0,
             step_parts: 0,
             lie_there: 0,
-        };
-        Ok((view, self.plan.view.blocks(parts)))
+        })
     }
 }
 

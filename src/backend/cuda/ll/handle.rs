@@ -210,11 +210,15 @@ impl Handle {
         self.plan.few.as_ref().filter(|_| part.is_whole() && asked.is_own())
     }
 
-    /// The same of a dispatch, of whose chunks a lane has one access there.
+    /// The same of a dispatch, of whose chunks a lane has one access there. Of rows with scales all ranks must have few, or
+    /// they would cut them otherwise.
     pub(super) fn few_dispatch(&self, op: &LlDispatch, part: Part) -> Option<&FewGrids> {
-        let is_few = self.plan.few_rows.has(op.layout, op.scaled.is_some());
-        let suits = || is_few && self.plan.chunks(op.wire(), op.layout).accesses == 1;
-        self.few(op.launch, part).filter(|_| suits())
+        let is_scaled = op.scaled.is_some();
+        let suits = |few: &&FewGrids| {
+            let rows = if is_scaled { self.plan.few_rows } else { few.rows };
+            rows.has(op.layout, is_scaled) && self.plan.chunks(op.wire(), op.layout).accesses == 1
+        };
+        self.few(op.launch, part).filter(suits)
     }
 
     /// As [`GroupContext::launch_following`]; `shape` is of `asked`.
@@ -252,6 +256,7 @@ impl Handle {
             counter: kept(part, op.counter.unwrap_or_default()) as *mut i32,
             waits: kept(part, op.waits.unwrap_or_default()) as *mut u64,
             notify_blocks: grid.notify_blocks,
+            serve_blocks: grid.serve_blocks,
         }
     }
 

@@ -142,6 +142,8 @@ pub struct DispatchGrid {
     pub grid: Grid,
     /// Receiving blocks that notify.
     pub notify_blocks: u32,
+    /// Those that serve ranks with more tokens, where the kernel has such.
+    pub serve_blocks: u32,
     pub launch: LaunchShape,
 }
 
@@ -152,7 +154,8 @@ impl DispatchGrid {
             return self;
         }
         let grid = self.grid.asked(launch, DISPATCH_LEAST_THREADS..=most_threads);
-        Self { grid, notify_blocks: grid.receive_blocks, launch: grid.launch_shape(self.launch.shared_bytes) }
+        let launch = grid.launch_shape(self.launch.shared_bytes);
+        Self { grid, notify_blocks: grid.receive_blocks, serve_blocks: 0, launch }
     }
 }
 
@@ -160,18 +163,22 @@ impl DispatchGrid {
 /// tell the peers.
 #[derive(Clone, Copy, Debug)]
 pub struct FewGrids {
+    /// Of which rows without scales this rank has few.
+    pub rows: FewRows,
     pub dispatch: DispatchGrid,
     /// Of fewer tokens than dispatches.
     pub combine: Option<Grid>,
 }
 
-/// Of which rows of a dispatch there are few enough for those kernels, wherever they come from.
+/// Of which rows of a dispatch there are few enough for those kernels.
 #[derive(Clone, Copy, Debug)]
 pub struct FewRows {
     pub by_rank: bool,
     /// By expert, with scales and without.
     pub scaled: bool,
     pub plain: bool,
+    /// So few without scales that those of a view are copied.
+    pub plain_of_view: bool,
 }
 
 impl FewRows {

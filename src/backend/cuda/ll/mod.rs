@@ -71,8 +71,9 @@ impl LlGroup {
         let staged = Staged::new(&context.module.context)?;
         let views = plan.view_state(start).map(|state| {
             let state = DevPtr(context.own_window().0 + state);
-            let copies_scaled = plan.few_rows().by_rank;
-            Arc::new(ViewBanks::new(state, [plan.view_bytes(), plan.facts.row_bytes], copies_scaled, context.rank()))
+            let bytes = [plan.view_bytes(), plan.facts.row_bytes];
+            let few = plan.few_rows_of_view(context.multiprocessors);
+            Arc::new(ViewBanks::new(state, bytes, few, context.rank()))
         });
         Ok(Self {
             context,

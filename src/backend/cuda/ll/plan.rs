@@ -179,6 +179,7 @@ impl LlPlan {
         let dispatch = |(grid, notify_blocks): (Grid, u32)| DispatchGrid {
             grid,
             notify_blocks,
+            serve_blocks: 0,
             launch: grid.launch_shape(shared_bytes),
         };
         let senders = |one_in, threads| dispatch(self.dispatch_grid(routing.tokens, multiprocessors, one_in, threads));
@@ -193,7 +194,7 @@ impl LlPlan {
             combine: self.combine_grid(routing.tokens, multiprocessors),
             relay_dispatch: dispatch((relay_dispatch, relay_dispatch.receive_blocks)),
             relay_combine: Grid::shared(relay, LL_COMBINE_MANY_THREADS),
-            few_rows: self.few_rows(),
+            few_rows: self.few_rows_of_all(),
             view: ViewGrid {
                 tokens: routing.tokens,
                 most_tokens: self.max_tokens,

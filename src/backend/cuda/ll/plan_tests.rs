@@ -216,16 +216,24 @@ fn a_callers_channels_bound_the_blocks() {
 
 #[test]
 fn few_tokens_have_blocks_of_each_kind() {
-    for (ranks, max_tokens) in [(1, 1), (1, 64), (2, 1), (2, 16), (2, 32), (2, 64), (4, 4), (4, 16), (8, 2), (8, 8)] {
+    for (ranks, max_tokens) in [(1, 1), (1, 64), (2, 1), (2, 16), (2, 32), (2, 64), (4, 4), (4, 16), (8, 2), (8, 500)] {
         let facts = GroupFacts { ranks, ..facts(max_tokens, LlCombineMode::Reduce) };
         let plan = LlPlan::new(&facts, &one_node(ranks)).unwrap();
-        for (tokens, multiprocessors) in [(0, 4), (1, 4), (1, 132), (max_tokens, 5), (max_tokens, 132)] {
-            let few = plan.of_handle(&routing(tokens), multiprocessors).unwrap().few.unwrap();
+        let most = max_tokens.min(128 / ranks);
+        for (tokens, multiprocessors) in [(0, 5), (1, 5), (1, 132), (8.min(most), 132), (most, 5), (most, 132)] {
+            let handle = plan.of_handle(&routing(tokens), multiprocessors).unwrap();
+            let Some(few) = handle.few else {
+                assert!(tokens < max_tokens && ranks * tokens > if ranks <= 2 { 32 } else { 64 });
+                continue;
+            };
             let Grid { blocks, send_blocks, receive_blocks, .. } = few.dispatch.grid;
             assert!(blocks <= multiprocessors && send_blocks + receive_blocks < blocks && receive_blocks >= 2);
             assert!(tokens == 0 || send_blocks >= 1);
+            let serving = few.dispatch.serve_blocks;
+            assert_eq!(serving > 0, tokens < max_tokens);
+            assert!(tokens == 0 || serving + 1 < receive_blocks);
             let Some(Grid { blocks, send_blocks, receive_blocks, .. }) = few.combine else {
-                assert!(ranks * max_tokens > if ranks <= 2 { 32 } else { 16 });
+                assert!(ranks * tokens > if ranks <= 2 { 32 } else { 16 });
                 continue;
             };
             assert!(blocks <= multiprocessors && send_blocks + receive_blocks < blocks && send_blocks >= 1);
@@ -254,23 +262,30 @@ fn ranks_cut_rows_alike_whatever_their_tokens_and_tuning() {
 
 #[test]
 fn not_all_operations_are_of_few_tokens() {
-    let few = |plan: LlPlan, top_k, multiprocessors| {
-        let routing = Routing { top_k, ..routing(1) };
+    let few_of = |plan: LlPlan, tokens, top_k, multiprocessors| {
+        let routing = Routing { top_k, ..routing(tokens) };
         plan.of_handle(&routing, multiprocessors).unwrap().few.is_some()
     };
+    let few = |plan: LlPlan, top_k, multiprocessors| few_of(plan, 1, top_k, multiprocessors);
     let plan = |ranks, max_tokens, view: &NodeView| {
         LlPlan::new(&GroupFacts { ranks, ..facts(max_tokens, LlCombineMode::Reduce) }, view).unwrap()
     };
     let suits = plan(8, 2, &one_node(8));
-    assert!(few(suits, 31, 4) && !few(suits, 32, 4) && !few(suits, 31, 3));
-    assert!(!few(plan(8, 17, &one_node(8)), 2, 132) && !few(plan(8, 2, &two_nodes(8)), 2, 132));
+    assert!(few(suits, 31, 5) && !few(suits, 32, 5) && !few(suits, 31, 4));
+    assert!(few(plan(8, 17, &one_node(8)), 2, 132) && !few(plan(8, 2, &two_nodes(8)), 2, 132));
     assert!(!few(plan(16, 1, &one_node(16)), 2, 132));
+    let of_some = |ranks, tokens| few_of(plan(ranks, tokens + 1, &one_node(ranks)), tokens, 2, 132);
+    assert_eq!(
+        [(2, 16), (2, 17), (4, 16), (4, 17)].map(|(ranks, tokens)| of_some(ranks, tokens)),
+        [true, false, true, false]
+    );
     let rows = |ranks, max_tokens| {
-        let FewRows { by_rank, scaled, plain } = plan(ranks, max_tokens, &one_node(ranks)).few_rows();
-        [by_rank, scaled, plain]
+        let FewRows { by_rank, scaled, plain, plain_of_view } =
+            plan(ranks, max_tokens, &one_node(ranks)).few_rows_of_all();
+        [by_rank, scaled, plain, plain_of_view]
     };
-    assert_eq!((rows(2, 32), rows(8, 2)), ([true; 3], [true; 3]));
-    assert_eq!((rows(2, 64), rows(8, 4), rows(8, 5)), ([true, true, false], [true, true, false], [true, false, false]));
+    assert_eq!((rows(2, 32), rows(8, 2), rows(2, 64)), ([true; 4], [true; 4], [true, true, false, false]));
+    assert_eq!((rows(8, 4), rows(8, 5)), ([true, true, false, true], [true, false, false, true]));
     let entry = r#"{"operation": "ll_combine", "tokens": 1, "blocks": 7, "threads": 64, "send_blocks": 7}"#;
     assert!(!few(suits.tuned(tuning(entry)), 2, 132));
 }

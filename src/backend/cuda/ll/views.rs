@@ -1,6 +1,7 @@
 //! Views: rank-major rows that stay where they arrive (`cuda/ll/view.cuh`), and where others are copied for a caller.
 
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
+use crate::backend::cuda::ll::launch::FewRows;
 use crate::backend::cuda::params::common::{MAX_PEERS, PeerTable};
 use crate::backend::cuda::params::ll_view::{LL_VIEW_BANKS, LL_VIEW_THREADS};
 use crate::error::Result;
@@ -28,8 +29,8 @@ pub struct ViewBanks {
     bank_bytes: usize,
     /// Of the longest rows.
     row_bytes: usize,
-    /// Whether rows with scales are copied: where no rank has many tokens, that is faster.
-    copies_scaled: bool,
+    /// Of which rows no rank has many: these are copied, which is faster.
+    few: Option<FewRows>,
     rank: LocalRank,
     /// The first bank of each rank.
     first: OnceCell<Box<[usize]>>,
@@ -37,8 +38,8 @@ pub struct ViewBanks {
 
 impl ViewBanks {
     /// None yet; each will have `bank_bytes`, for rows of `row_bytes` at most.
-    pub fn new(state: DevPtr, [bank_bytes, row_bytes]: [usize; 2], copies_scaled: bool, rank: LocalRank) -> Self {
-        Self { state, bank_bytes, row_bytes, copies_scaled, rank, first: OnceCell::new() }
+    pub fn new(state: DevPtr, [bank_bytes, row_bytes]: [usize; 2], few: Option<FewRows>, rank: LocalRank) -> Self {
+        Self { state, bank_bytes, row_bytes, few, rank, first: OnceCell::new() }
     }
 
     /// Whether the rows of `op` stay: they fit with the packets of their scales, and scales are no longer than the
@@ -46,7 +47,8 @@ impl ViewBanks {
     pub fn hold(&self, op: &LlDispatch) -> bool {
         let row = op.wire();
         let (payload, packets) = (row.payload.bytes(), scale_bytes(row));
-        let is_copied = self.copies_scaled && row.scales.is_some();
+        let is_few = |few: FewRows| if row.scales.is_some() { few.by_rank } else { few.plain_of_view };
+        let is_copied = self.few.is_some_and(is_few);
         !is_copied && payload + packets <= self.row_bytes && packets <= 2 * payload
     }
 
@@ -131,10 +133,13 @@ impl ViewGrid {
         wanted.min(BLOCKS_PER_MULTIPROCESSOR * all) as u32
     }
 
-    /// Groups of so many `blocks` of a combine: one that receives and up to one that sends to each other rank, while
-    /// a quarter of the multiprocessors has no block; else one that does both.
-    pub fn groups(self, blocks: u32) -> u32 {
-        (self.multiprocessors * 3 / 4 / blocks).clamp(1, self.ranks as u32)
+    /// Groups of blocks of a combine: one that receives and up to one that sends to each other rank, while a quarter of
+    /// the multiprocessors has no block for the rank's own tokens; else one that does both.
+    pub fn groups(self, parts: usize) -> u32 {
+        let all = self.multiprocessors as usize;
+        let own = (self.tokens * parts).max(1);
+        let most = BLOCKS_PER_MULTIPROCESSOR * all / self.blocks(parts) as usize;
+        (all * 3 / 4 / own).min(self.ranks).min(most).max(1) as u32
     }
 }
 
@@ -180,6 +185,8 @@ mod tests {
         assert_eq!(blocks(1024, 1024, 132), 528);
         assert_eq!((blocks(1, 128, 132), blocks(1, 1, 132)), (66, 4));
         assert_eq!((blocks(0, 1, 1), blocks(0, 0, 132)), (1, 1));
-        assert_eq!([1, 24, 33, 49, 50, 528].map(|blocks| grid(1, 1, 132).groups(blocks)), [4, 4, 3, 2, 1, 1]);
+        let groups = |ranks, tokens| ViewGrid { ranks, ..grid(tokens, 528, 132) }.groups(1);
+        assert_eq!([0, 1, 24, 33, 49, 50, 528].map(|tokens| groups(4, tokens)), [4, 4, 4, 3, 2, 1, 1]);
+        assert_eq!((groups(8, 1), groups(72, 1)), (8, 8));
     }
 }

@@ -150,13 +150,17 @@ impl LlPlan {
 
 // Kernels for few tokens, each of whose blocks does one kind of work.
 
-/// Up to this many pairs of a token and a rank, as many tokens as ranks may have. With twice as many the other kernels are
-/// as fast or faster (docs/development/low-latency.md). All ranks know that number, though each might take either kernel.
+/// Up to this many pairs of a token and a rank. With twice as many the other kernels are as fast or faster
+/// (docs/development/low-latency.md).
 const PAIRS_BY_RANK: usize = 128;
 /// The same of rows by expert, of two ranks and of more, as these need the counts of all sources before theirs; without
 /// scales they have twice the chunks.
 const PAIRS_SCALED: [usize; 2] = [128, 32];
 const PAIRS_PLAIN: [usize; 2] = [64, 16];
+/// And no more where others may have more tokens, as blocks are set aside for these.
+const PAIRS_OF_SOME: [usize; 2] = [32, 64];
+/// Up to as many, rows of a view are copied: without scales, of two ranks and of more.
+const PAIRS_PLAIN_VIEW: [usize; 2] = [64, 128];
 /// The same of combines, whose blocks have no more than half of the threads.
 const PAIRS_OF_COMBINE: usize = 32;
 /// Up to this many ranks, as a block asks one after the other for its counts.
@@ -166,8 +170,8 @@ const LEAST_THREADS_TOKENS: usize = 8;
 const LEAST_THREADS: u32 = 256;
 /// And up to this many of any rank those that a combine may have.
 const MORE_THREADS_TOKENS: usize = 16;
-/// The least blocks of a dispatch: one sends, one tells, one hears, one receives.
-const LEAST_BLOCKS: u32 = 4;
+/// The least blocks of a dispatch: one sends, one tells, one hears, one receives, one serves others.
+const LEAST_BLOCKS: u32 = 5;
 const WARP: usize = 32;
 
 impl LlPlan {
@@ -175,42 +179,82 @@ impl LlPlan {
     /// block of its dispatches has `shared_bytes`.
     pub(super) fn few(&self, routing: &Routing, multiprocessors: u32, shared_bytes: u32) -> Option<FewGrids> {
         let is_tuned = |operation| self.measured(operation, routing.tokens, multiprocessors).is_some();
-        let few = self.few_rows();
-        let suits = few.by_rank
+        let rows = self.few_rows(routing.tokens);
+        let suits = rows.by_rank
             && routing.top_k <= LL_FEW_TOP_K as usize
             && multiprocessors >= LEAST_BLOCKS
             && !is_tuned(Operation::LlDispatch)
             && !is_tuned(Operation::LlCombine);
         suits.then(|| {
-            let grid = self.few_dispatch(routing, multiprocessors);
+            let (grid, serve_blocks) = self.few_dispatch(routing, multiprocessors);
+            let launch = grid.launch_shape(shared_bytes);
             FewGrids {
-                dispatch: DispatchGrid { grid, notify_blocks: 0, launch: grid.launch_shape(shared_bytes) },
-                combine: (few.plain && self.pairs() <= PAIRS_OF_COMBINE)
+                rows,
+                dispatch: DispatchGrid { grid, notify_blocks: 0, serve_blocks, launch },
+                combine: (rows.plain && self.pairs(routing.tokens) <= PAIRS_OF_COMBINE)
                     .then(|| self.few_combine(routing.tokens, multiprocessors)),
             }
         })
     }
 
-    /// Pairs of a token and a rank, as many tokens as ranks may have.
-    fn pairs(&self) -> usize {
-        self.max_tokens * self.facts.ranks
+    /// Pairs of a token and a rank, if each of these has so many.
+    fn pairs(&self, tokens: usize) -> usize {
+        tokens * self.facts.ranks
     }
 
-    /// Of which rows there are few.
-    pub fn few_rows(&self) -> FewRows {
-        let is_few = |most| self.forwarders.nodes == 1 && self.facts.ranks <= FEW_RANKS && self.pairs() <= most;
-        let by_ranks = |[two, more]: [usize; 2]| if self.facts.ranks <= 2 { two } else { more };
+    /// Of which rows there are few where ranks have so many `tokens`.
+    pub fn few_rows(&self, tokens: usize) -> FewRows {
+        let suits = self.forwarders.nodes == 1 && self.facts.ranks <= FEW_RANKS;
+        let of_ranks = |[two, more]: [usize; 2]| if self.facts.ranks <= 2 { two } else { more };
+        let bound = if tokens < self.max_tokens { of_ranks(PAIRS_OF_SOME) } else { usize::MAX };
+        let is_few = |most| suits && self.pairs(tokens) <= of_ranks(most).min(bound);
         FewRows {
-            by_rank: is_few(PAIRS_BY_RANK),
-            scaled: is_few(by_ranks(PAIRS_SCALED)),
-            plain: is_few(by_ranks(PAIRS_PLAIN)),
+            by_rank: is_few([PAIRS_BY_RANK; 2]),
+            scaled: is_few(PAIRS_SCALED),
+            plain: is_few(PAIRS_PLAIN),
+            plain_of_view: is_few(PAIRS_PLAIN_VIEW),
         }
     }
 
-    /// Chunks of `tokens` rows, and those that come to a rank or that it sends for others, at most.
-    fn units(&self, tokens: usize) -> (usize, usize) {
-        let of_row = chunks(self.facts.row_bytes);
-        (tokens * of_row, self.max_tokens * self.facts.ranks * of_row)
+    /// Of which rows no rank has many.
+    pub fn few_rows_of_all(&self) -> FewRows {
+        self.few_rows(self.max_tokens)
+    }
+
+    /// The same where a device with so many `multiprocessors` runs these kernels: that of each rank, or none.
+    pub fn few_rows_of_view(&self, multiprocessors: u32) -> Option<FewRows> {
+        (self.most_blocks(multiprocessors) >= LEAST_BLOCKS).then(|| self.few_rows_of_all())
+    }
+
+    /// Of how many blocks of so many `threads` each warp moves a chunk of one of `rows`.
+    fn few_blocks(&self, rows: usize, threads: u32) -> usize {
+        (rows * chunks(self.facts.row_bytes)).div_ceil(threads as usize / WARP)
+    }
+
+    /// And how many blocks of a dispatch serve ranks with more tokens.
+    fn few_dispatch(&self, routing: &Routing, multiprocessors: u32) -> (Grid, u32) {
+        let tokens = routing.tokens;
+        let threads = self.few_threads(tokens);
+        let entries = (tokens * routing.top_k).div_ceil(WARP);
+        let senders = at_most(self.few_blocks(tokens, threads), multiprocessors * 3 / 10);
+        let tellers = at_most(entries.max(self.facts.ranks), (multiprocessors / 8).max(1));
+        // One hears.
+        let room = multiprocessors - senders - tellers - 1;
+        let of_few = at_most(self.few_blocks(self.pairs(tokens), threads), room);
+        let more = self.few_blocks(self.pairs(self.max_tokens - tokens), threads);
+        let serving = at_most(more, (room - of_few).clamp(multiprocessors / 4, multiprocessors / SERVING_SHARE).max(1));
+        let of_few = of_few.min(room - serving);
+        (grid([senders, tellers, 1 + of_few + serving], threads), serving)
+    }
+
+    fn few_combine(&self, tokens: usize, multiprocessors: u32) -> Grid {
+        let threads = self.few_threads(tokens).min(LL_FEW_COMBINE_THREADS);
+        let tellers = at_most(tokens.div_ceil(threads as usize / WARP).max(1), (multiprocessors / 8).max(1));
+        let receivers = at_most(self.few_blocks(tokens, threads), multiprocessors / 3);
+        let of_few = self.few_blocks(self.pairs(tokens), threads);
+        let more = self.few_blocks(self.pairs(self.max_tokens - tokens), threads);
+        let senders = at_most(of_few.max(more), multiprocessors - receivers - tellers);
+        grid([senders, tellers, receivers], threads)
     }
 
     fn few_threads(&self, tokens: usize) -> u32 {
@@ -220,31 +264,6 @@ impl LlPlan {
             _ => LL_FEW_COMBINE_THREADS,
         }
     }
-
-    fn few_dispatch(&self, routing: &Routing, multiprocessors: u32) -> Grid {
-        let threads = self.few_threads(routing.tokens);
-        let (own, all) = self.units(routing.tokens);
-        let entries = (routing.tokens * routing.top_k).div_ceil(WARP);
-        let senders = at_most(blocks_of(own, threads), multiprocessors * 3 / 10);
-        let tellers = at_most(entries.max(self.facts.ranks), (multiprocessors / 8).max(1));
-        // And one that hears.
-        let receivers = at_most(1 + blocks_of(all, threads), multiprocessors - senders - tellers);
-        grid([senders, tellers, receivers], threads)
-    }
-
-    fn few_combine(&self, tokens: usize, multiprocessors: u32) -> Grid {
-        let threads = self.few_threads(tokens).min(LL_FEW_COMBINE_THREADS);
-        let (own, all) = self.units(tokens);
-        let tellers = at_most(blocks_of(tokens, threads).max(1), (multiprocessors / 8).max(1));
-        let receivers = at_most(blocks_of(own, threads), multiprocessors / 3);
-        let senders = at_most(blocks_of(all, threads), multiprocessors - receivers - tellers);
-        grid([senders, tellers, receivers], threads)
-    }
-}
-
-/// How many blocks have a warp for each of `units`.
-fn blocks_of(units: usize, threads: u32) -> usize {
-    units.div_ceil(threads as usize / WARP)
 }
 
 fn grid([send_blocks, tellers, receive_blocks]: [u32; 3], threads: u32) -> Grid {

@@ -66,7 +66,7 @@ struct Bank {
 
     __device__ BankRow<Address> row(uint32_t slot) const {
         return {base + uint64_t{slot} * common.shape.slot_bytes,
-                as<uint64_t>(base + common.layout.flags) + uint64_t{slot} * common.shape.chunks};
+                as<uint64_t>(base + common.layout.flags) + uint64_t{slot} * common.shape.flags};
     }
     // Rows of `source` per local expert, then its tokens, its fingerprint, and its scales word if it has one.
     __device__ Address<uint64_t> counts(uint32_t source) const {

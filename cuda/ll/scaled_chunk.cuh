@@ -1,7 +1,10 @@
 // A chunk of a row with scales: a part of its payload, and the scales of that part.
 //
-// So a warp that casts needs no other warp for the scales, and a chunk arrives, or is flagged, as a whole. In the row
-// all scales follow the payload, which keeps the parts of this aligned to whole lines of memory.
+// So a warp that casts needs no other warp for the scales, and a chunk arrives as a whole. In the row all scales follow
+// the payload, which keeps the parts of this aligned to whole lines of memory.
+//
+// Ranks with few tokens cut rows into chunks of one access of payload, others into larger ones. So a chunk has a flag for
+// each of these accesses, which stands for the scales of its elements, too.
 #pragma once
 
 #include "chunk.cuh"
@@ -17,9 +20,11 @@ struct ScaledChunk {
     uint32_t payload_bytes;
     uint32_t payload_vecs;
     uint32_t scale_vecs;
+    // Scales of a chunk other than the last.
+    uint32_t scale_bytes;
 
     __device__ ScaledChunk(const LlShape& shape, const ScaledRows& rows, uint32_t chunk_idx)
-        : index(chunk_idx), payload_bytes(rows.payload_bytes) {
+        : index(chunk_idx), payload_bytes(rows.payload_bytes), scale_bytes(rows.scale_chunk_bytes) {
         const uint32_t padded = shape.row_bytes - rows.payload_bytes;
         payload_offset = min(index * shape.chunk_bytes, rows.payload_bytes);
         payload_vecs = min(rows.payload_bytes - payload_offset, shape.chunk_bytes) / sizeof(Vec16);
@@ -41,6 +46,12 @@ struct ScaledChunk {
     __device__ bool has_scales(uint32_t turn) const {
         return turn * kWarpSize + lane_idx() < scale_vecs;
     }
+    // Of `accesses` to the payload of a chunk, the one of whose elements the lane's first scales are.
+    __device__ uint32_t access_of_scales(uint32_t accesses) const {
+        const uint32_t vecs = max(scale_bytes / accesses / static_cast<uint32_t>(sizeof(Vec16)), 1u);
+        const uint32_t last = (max(payload_vecs, 1u) - 1) / kWarpSize;
+        return min(lane_idx() / vecs, last);
+    }
     // Where the lane's part begins, in bytes from the beginning of the row's payload, or scales.
     __device__ uint32_t payload_byte(uint32_t turn) const {
         return payload_offset + (turn * kWarpSize + lane_idx()) * sizeof(Vec16);
@@ -53,6 +64,8 @@ struct ScaledChunk {
 // This lane's part of a chunk, with the most accesses of payload and of scales: casts make one of these.
 template <uint32_t kVecs, uint32_t kScaleVecs>
 struct ScaledData {
+    // Flags of a chunk.
+    static constexpr uint32_t kFlags = kVecs;
     Vec16 payload[kVecs];
     Vec16 scales[kScaleVecs];
 
@@ -99,6 +112,20 @@ struct ScaledData {
         for (uint32_t i = 0; i < kScaleVecs; ++i) {
             scales[i] = vec;
         }
+    }
+    // As of ChunkData.
+    __device__ __forceinline__ uint32_t sentinels(const ScaledChunk& chunk) const {
+        uint32_t bits = 0;
+#pragma unroll
+        for (uint32_t i = 0; i < kVecs; ++i) {
+            bits |= chunk.has_payload(i) && has_sentinel(payload[i]) ? 1u << i : 0;
+        }
+        // Rows with more scales have large chunks alone.
+        each_scales(*this, chunk, [&](const Vec16& vec, uint32_t turn) {
+            const uint32_t access = kVecs == 1 || turn != 0 ? 0 : chunk.access_of_scales(kVecs);
+            bits |= has_sentinel(vec) ? 1u << access : 0;
+        });
+        return bits;
     }
     // The scales of an access whose number only the run knows.
     __device__ __forceinline__ Vec16 scales_of(uint32_t turn) const {

@@ -4,6 +4,7 @@
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::kernels;
 use crate::backend::cuda::kernels::LaunchShape;
+use crate::backend::cuda::ll::chunks::Cut;
 use crate::backend::cuda::ll::handle::{Handle, kept};
 use crate::backend::cuda::ll::launch::{DispatchGrid, Grid, Part};
 use crate::backend::cuda::ll::views::{Lies, ViewBanks, scale_bytes};
@@ -48,7 +49,7 @@ impl Handle {
         let grid = &grid.asked(op.launch, kernel.most_threads());
         let params = LlRankScaledDispatchParams {
             dispatch: self.rank_dispatch_params((op, beside), op.tokens, grid, part),
-            rows: self.rows_with_scales(op, scaled)?,
+            rows: self.rows_with_scales(op, scaled, grid.cut)?,
         };
         self.launch_following(kernel, op.launch, grid.launch, &params, at)
     }
@@ -81,7 +82,7 @@ impl Handle {
     ) -> Result<()> {
         let mut dispatch = self.rank_dispatch_params((op, beside), op.tokens, &self.plan.dispatch, Part::WHOLE);
         // Scales travel beside the rows.
-        dispatch.dispatch.common.shape = self.plan.shape(op.row.into(), op.layout);
+        dispatch.dispatch.common.shape = self.plan.shape(op.row.into(), Cut::Large);
         let mut view = self.view(Some(bank), &dispatch.dispatch.common.shape)?;
         view.scale_bytes = scale_bytes(op.wire()) as u32;
         let banks = self.views()?.of_ranks(bank).ok_or_else(|| Error::internal("a view without memory"))?;
@@ -95,7 +96,8 @@ impl Handle {
             Some(cast) => kernels::ll_rank_dispatch_view_cast(cast.from)?,
             None => kernels::ll_rank_dispatch_view_scaled(),
         };
-        let params = LlRankScaledDispatchViewParams { view: params, rows: self.rows_with_scales(op, scaled)? };
+        let params =
+            LlRankScaledDispatchViewParams { view: params, rows: self.rows_with_scales(op, scaled, Cut::Large)? };
         self.launch_following(kernel, op.launch, shape, &params, at)
     }
 

@@ -12,11 +12,21 @@ const SCALED_CHUNK_BYTES: usize = LL_SCALED_CHUNK_VECS as usize * CHUNK_BYTES;
 /// A line of memory.
 const LINE_BYTES: usize = 128;
 
+/// How large the chunks of a row with scales shall be. What travels is the same, so ranks may differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cut {
+    /// With few tokens there is a warp for each of more chunks.
+    Small,
+    Large,
+}
+
 /// How a row is cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chunks {
     /// How many there are.
     pub count: usize,
+    /// Flags of the row, whatever the cut.
+    pub flags: usize,
     /// Bytes of payload of each; the last may have less.
     pub payload: usize,
     /// Bytes of scales of each; the last has the rest.
@@ -26,27 +36,35 @@ pub struct Chunks {
 }
 
 impl Chunks {
-    /// Of a row that travels as `row`; `more` of them if it has scales: with few tokens there is a warp for each.
+    /// Of a row that travels as `row`.
     #[inline]
-    pub fn of(row: WireRow, more: bool) -> Self {
+    pub fn of(row: WireRow, cut: Cut) -> Self {
         match row.scales {
             None => Self::without_scales(row.payload.bytes()),
-            Some(_) => Self::with_scales(row, more),
+            Some(_) => Self::with_scales(row, cut),
         }
     }
 
     #[inline]
     fn without_scales(row_bytes: usize) -> Self {
         let count = chunks(row_bytes);
-        Self { count, payload: CHUNK_BYTES, scales: 0, accesses: 1 }
+        Self { count, flags: count, payload: CHUNK_BYTES, scales: 0, accesses: 1 }
     }
 
     /// Rows with many scales, which no cast makes, are cut evenly.
-    fn with_scales(row: WireRow, more: bool) -> Self {
-        // Where a chunk has less than 16 bytes of scales, those of a cast would be in another one.
-        let has_own_scales = |cut: &Self| cut.count == 1 || cut.scales > 0;
-        let small = more.then(|| Self::at_blocks(row, 1)).flatten().filter(has_own_scales);
-        small.or_else(|| Self::at_blocks(row, LL_SCALED_CHUNK_VECS)).unwrap_or_else(|| Self::evenly(row))
+    fn with_scales(row: WireRow, cut: Cut) -> Self {
+        let Some(large) = Self::at_blocks(row, LL_SCALED_CHUNK_VECS) else {
+            return Self::evenly(row);
+        };
+        // Flags stand for the same of either cut, also of a lane's first scales, which suffice; and where a small chunk
+        // has less than 16 bytes of scales, those of a cast would be in another one.
+        let of_last = row.slot_bytes() - row.payload.bytes() - (large.count - 1) * large.scales;
+        let suits = |small: &Self| {
+            let is_part = small.scales * LL_SCALED_CHUNK_VECS as usize == large.scales;
+            small.count == 1 || (small.scales > 0 && is_part && large.scales.max(of_last) <= CHUNK_BYTES)
+        };
+        let small = Self::at_blocks(row, 1).filter(|small| cut == Cut::Small && suits(small));
+        small.map_or(large, |small| Self { flags: large.flags, ..small })
     }
 
     /// Chunks that are cut where the blocks of a cast end, each with the scales of its own elements: with blocks of 128
@@ -59,7 +77,8 @@ impl Chunks {
         let per_chunk = scales * most / payload.max(1) / ROW_ALIGN * ROW_ALIGN;
         let of_last = padded.saturating_sub((count - 1) * per_chunk);
         let fits = of_last <= most && (count == 1 || per_chunk <= most);
-        fits.then(|| Self { count, payload: most, scales: per_chunk.min(most), accesses })
+        let flags = count * accesses as usize;
+        fits.then(|| Self { count, flags, payload: most, scales: per_chunk.min(most), accesses })
     }
 
     fn evenly(row: WireRow) -> Self {
@@ -68,6 +87,7 @@ impl Chunks {
         let count = payload.max(padded).div_ceil(SCALED_CHUNK_BYTES).max(1);
         Self {
             count,
+            flags: count * LL_SCALED_CHUNK_VECS as usize,
             payload: payload.div_ceil(count).next_multiple_of(ROW_ALIGN),
             scales: padded.div_ceil(count).next_multiple_of(ROW_ALIGN),
             accesses: LL_SCALED_CHUNK_VECS,
@@ -84,6 +104,11 @@ pub fn slot_bytes(row_bytes: usize) -> usize {
 /// Most chunks of a row of `row_bytes`, its scales included.
 pub fn chunks(row_bytes: usize) -> usize {
     row_bytes.div_ceil(CHUNK_BYTES).max(1)
+}
+
+/// Most flags of such a row.
+pub fn most_flags(row_bytes: usize) -> usize {
+    chunks(row_bytes).next_multiple_of(LL_SCALED_CHUNK_VECS as usize)
 }
 
 // So the flags of a slot suffice for rows of either kind.
@@ -117,8 +142,8 @@ mod tests {
                         DType::Float32 => 4,
                         _ => 1,
                     };
-                    for more in [false, true] {
-                        let cut = Chunks::of(row, more);
+                    for size in [Cut::Small, Cut::Large] {
+                        let cut = Chunks::of(row, size);
                         assert_eq!(cut.payload, cut.accesses as usize * CHUNK_BYTES);
                         if cut.count > 1 {
                             assert_eq!(cut.scales, cut.payload / cast.block * of_block);
@@ -137,8 +162,11 @@ mod tests {
             for dtype in [DType::Uint8, DType::Float16, DType::Float32] {
                 for count in [1, 3, 56, 57, 448, 1000, 5000] {
                     let row = wire(hidden, dtype, count);
-                    for more in [false, true] {
-                        let cut = Chunks::of(row, more);
+                    let flags = Chunks::of(row, Cut::Large).flags;
+                    assert!(flags <= most_flags(row.slot_bytes()));
+                    for size in [Cut::Small, Cut::Large] {
+                        let cut = Chunks::of(row, size);
+                        assert!(cut.flags == flags && cut.count * cut.accesses as usize <= flags);
                         let most = cut.accesses as usize * CHUNK_BYTES;
                         assert!(cut.count <= chunks(row.slot_bytes()));
                         assert!(cut.payload <= most && cut.scales <= most && rest(row, cut) <= most);

@@ -5,6 +5,7 @@ use crate::backend::cuda::driver::context_handle::ApartFromCaptures;
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::group_context::GroupContext;
 use crate::backend::cuda::kernels::{self, Kernel, LaunchShape, to_u32};
+use crate::backend::cuda::ll::chunks::{Chunks, Cut};
 use crate::backend::cuda::ll::fingerprint::LlFingerprint;
 use crate::backend::cuda::ll::launch::{CombineKernel, DispatchGrid, FewGrids, Grid, HandlePlan, Part};
 use crate::backend::cuda::ll::memory::HandleMemory;
@@ -176,7 +177,7 @@ impl Handle {
         let grid = &grid.asked(op.launch, kernel.most_threads());
         let params = LlScaledDispatchParams {
             dispatch: self.dispatch_params((op, op.tokens), grid, part),
-            rows: self.rows_with_scales(op, scaled)?,
+            rows: self.rows_with_scales(op, scaled, grid.cut)?,
         };
         self.launch_following(kernel, op.launch, grid.launch, &params, at)
     }
@@ -210,15 +211,10 @@ impl Handle {
         self.plan.few.as_ref().filter(|_| part.is_whole() && asked.is_own())
     }
 
-    /// The same of a dispatch, of whose chunks a lane has one access there. Of rows with scales all ranks must have few, or
-    /// they would cut them otherwise.
+    /// The same of a dispatch, of whose chunks a lane has one access there.
     pub(super) fn few_dispatch(&self, op: &LlDispatch, part: Part) -> Option<&FewGrids> {
-        let is_scaled = op.scaled.is_some();
-        let suits = |few: &&FewGrids| {
-            let rows = if is_scaled { self.plan.few_rows } else { few.rows };
-            rows.has(op.layout, is_scaled) && self.plan.chunks(op.wire(), op.layout).accesses == 1
-        };
-        self.few(op.launch, part).filter(suits)
+        let is_few = |few: &FewGrids| few.rows.has(op.layout, op.scaled.is_some());
+        self.few(op.launch, part).filter(|few| is_few(few) && Chunks::of(op.wire(), Cut::Small).accesses == 1)
     }
 
     /// As [`GroupContext::launch_following`]; `shape` is of `asked`.
@@ -245,8 +241,7 @@ impl Handle {
         LlDispatchParams {
             common: self.common(
                 LlFingerprint { in_view: self.bank_to_fill(op, part).is_some(), ..self.fingerprint_of_dispatch(op) },
-                op.wire(),
-                op.layout,
+                (op.wire(), grid.cut),
                 &grid.grid,
                 part,
             ),
@@ -267,7 +262,7 @@ impl Handle {
         let fingerprint =
             LlFingerprint { exact: op.is_exact(), ..self.fingerprint(KernelOp::LlCombine, op.row.into(), op.layout) };
         LlCombineParams {
-            common: self.common(fingerprint, op.row.into(), op.layout, grid, part),
+            common: self.common(fingerprint, (op.row.into(), Cut::Large), grid, part),
             rows: op.expert_rows.0 as *const u8,
             topk_idx: self.ids(),
             weights: kept(part, op.weights.unwrap_or_default()) as *const f32,
@@ -278,8 +273,8 @@ impl Handle {
 
     // As above; and what takes a call comes first, so that peers are copied once.
     #[inline(always)]
-    fn common(&self, fingerprint: LlFingerprint, row: WireRow, layout: Layout, grid: &Grid, part: Part) -> LlCommon {
-        let shape = self.plan.shape(row, layout);
+    fn common(&self, fingerprint: LlFingerprint, (row, cut): (WireRow, Cut), grid: &Grid, part: Part) -> LlCommon {
+        let shape = self.plan.shape(row, cut);
         LlCommon {
             peers: *self.context.peers(),
             wait: self.context.wait(fingerprint.op),
@@ -296,9 +291,9 @@ impl Handle {
         }
     }
 
-    /// The `scaled` rows of a dispatch, as kernels take them.
-    pub fn rows_with_scales(&self, op: &LlDispatch, scaled: &Scaled) -> Result<ScaledRows> {
-        let scale_chunk_bytes = self.plan.chunks(op.wire(), op.layout).scales as u32;
+    /// The `scaled` rows of a dispatch, as kernels that cut them so take them.
+    pub fn rows_with_scales(&self, op: &LlDispatch, scaled: &Scaled, cut: Cut) -> Result<ScaledRows> {
+        let scale_chunk_bytes = Chunks::of(op.wire(), cut).scales as u32;
         Ok(ScaledRows { scale_chunk_bytes, ..scaled_rows(op.row, scaled)? })
     }
 

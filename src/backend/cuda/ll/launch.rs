@@ -1,7 +1,7 @@
 //! How a handle's operations are launched: the part that a launch runs, its grid, and the sizes that kernels go by.
 
 use crate::backend::cuda::kernels::LaunchShape;
-use crate::backend::cuda::ll::chunks::{Chunks, slot_bytes};
+use crate::backend::cuda::ll::chunks::{Chunks, Cut, slot_bytes};
 use crate::backend::cuda::ll::views::ViewGrid;
 use crate::backend::cuda::params::ll::{LL_CHANNELS, LL_WHOLE_CHANNEL, LlPhase, LlShape, reciprocal};
 use crate::model::layout::Layout;
@@ -144,6 +144,8 @@ pub struct DispatchGrid {
     pub notify_blocks: u32,
     /// Those that serve ranks with more tokens, where the kernel has such.
     pub serve_blocks: u32,
+    /// How its kernel cuts rows.
+    pub cut: Cut,
     pub launch: LaunchShape,
 }
 
@@ -155,7 +157,7 @@ impl DispatchGrid {
         }
         let grid = self.grid.asked(launch, DISPATCH_LEAST_THREADS..=most_threads);
         let launch = grid.launch_shape(self.launch.shared_bytes);
-        Self { grid, notify_blocks: grid.receive_blocks, serve_blocks: 0, launch }
+        Self { grid, notify_blocks: grid.receive_blocks, serve_blocks: 0, cut: Cut::Large, launch }
     }
 }
 
@@ -163,7 +165,7 @@ impl DispatchGrid {
 /// tell the peers.
 #[derive(Clone, Copy, Debug)]
 pub struct FewGrids {
-    /// Of which rows without scales this rank has few.
+    /// Of which rows this rank has few.
     pub rows: FewRows,
     pub dispatch: DispatchGrid,
     /// Of fewer tokens than dispatches.
@@ -217,8 +219,6 @@ pub struct HandlePlan {
     pub combine_kernel: CombineKernel,
     /// If those kernels suit some rows.
     pub few: Option<FewGrids>,
-    /// Of which rows no rank has many, which all ranks know: those with scales are cut into more chunks then.
-    pub few_rows: FewRows,
     /// Of rank-major operations whose rows nobody copies.
     pub view: ViewGrid,
     /// Without what depends on the rows.
@@ -232,21 +232,16 @@ impl HandlePlan {
     }
 
     /// The sizes of an operation on rows that travel as `row`, which the group's limits bound.
-    pub fn shape(&self, row: WireRow, layout: Layout) -> LlShape {
-        let (row_bytes, chunks) = (row.slot_bytes(), self.chunks(row, layout));
+    pub fn shape(&self, row: WireRow, cut: Cut) -> LlShape {
+        let (row_bytes, chunks) = (row.slot_bytes(), Chunks::of(row, cut));
         LlShape {
             row_bytes: row_bytes as u32,
             slot_bytes: slot_bytes(row_bytes) as u32,
             chunk_bytes: chunks.payload as u32,
             chunks: chunks.count as u32,
+            flags: chunks.flags as u32,
             chunks_reciprocal: reciprocal(chunks.count as u32),
             ..self.shape_of_handle
         }
-    }
-
-    /// How a row that travels as `row` is cut.
-    #[inline]
-    pub fn chunks(&self, row: WireRow, layout: Layout) -> Chunks {
-        Chunks::of(row, self.few_rows.has(layout, true))
     }
 }

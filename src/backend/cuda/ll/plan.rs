@@ -5,7 +5,7 @@
 mod grids;
 
 use crate::backend::cuda::kernels::to_u32;
-use crate::backend::cuda::ll::chunks::{chunks, slot_bytes};
+use crate::backend::cuda::ll::chunks::{Cut, most_flags, slot_bytes};
 use crate::backend::cuda::ll::fingerprint;
 use crate::backend::cuda::ll::launch::{DispatchGrid, Grid, HandlePlan, at_most};
 use crate::backend::cuda::ll::network::most_message_bytes;
@@ -79,11 +79,10 @@ impl LlPlan {
             LlCombineMode::Exact => facts.ranks.max(LL_MAX_TOP_K as usize),
         };
         let rows = rows_per_token * max_tokens;
-        let most_chunks = chunks(facts.row_bytes);
         let mut bank = Regions::new(REGION_ALIGN);
         let rows_bytes = rows * slot_bytes(facts.row_bytes);
         bank.take(rows_bytes);
-        let flags = bank.take(rows * most_chunks * PACKET_BYTES);
+        let flags = bank.take(rows * most_flags(facts.row_bytes) * PACKET_BYTES);
         let per_rank = facts.local_experts() + LL_COUNTS_BESIDE_EXPERTS as usize;
         let counts = bank.take(facts.ranks * per_rank * PACKET_BYTES);
         // And the weights of rank-major dispatches.
@@ -180,6 +179,7 @@ impl LlPlan {
             grid,
             notify_blocks,
             serve_blocks: 0,
+            cut: Cut::Large,
             launch: grid.launch_shape(shared_bytes),
         };
         let senders = |one_in, threads| dispatch(self.dispatch_grid(routing.tokens, multiprocessors, one_in, threads));
@@ -194,7 +194,6 @@ impl LlPlan {
             combine: self.combine_grid(routing.tokens, multiprocessors),
             relay_dispatch: dispatch((relay_dispatch, relay_dispatch.receive_blocks)),
             relay_combine: Grid::shared(relay, LL_COMBINE_MANY_THREADS),
-            few_rows: self.few_rows_of_all(),
             view: ViewGrid {
                 tokens: routing.tokens,
                 most_tokens: self.max_tokens,
@@ -212,6 +211,7 @@ impl LlPlan {
                 slot_bytes: 0,
                 chunk_bytes: 0,
                 chunks: 0,
+                flags: 0,
                 ranks_reciprocal: reciprocal(to_u32(self.facts.ranks)?),
                 local_experts_reciprocal: reciprocal(to_u32(self.facts.local_experts())?),
                 counts_reciprocal: reciprocal(to_u32(self.facts.local_experts())? + LL_COUNTS_BESIDE_EXPERTS),

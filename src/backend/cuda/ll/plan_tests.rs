@@ -1,12 +1,10 @@
 use super::grids::SERVING_SHARE;
 use super::*;
-use crate::backend::cuda::ll::chunks;
+use crate::backend::cuda::ll::chunks::{self, Cut};
 use crate::backend::cuda::ll::launch::{DISPATCH_LEAST_THREADS, FewRows};
 use crate::backend::cuda::params::ll::LL_COMBINE_QUEUE_THREADS;
-use crate::model::layout::Layout;
 use crate::model::node_view::tests::view;
 use crate::model::ops::{HandleForm, IntWidth};
-use crate::model::scales::{ScaleType, WireRow};
 use crate::model::tensor::RowType;
 use crate::model::tensor::{DType, DevPtr};
 use crate::tuning::Choice;
@@ -105,10 +103,9 @@ fn routing(tokens: usize) -> Routing {
 fn chunks_cover_every_row() {
     let plan = LlPlan::new(&facts(8, LlCombineMode::Reduce), &one_node(8)).unwrap();
     let routing = routing(3);
-    let layout = Layout::ExpertMajor { experts: 32, slots: 64 };
     for hidden in [8, 16, 1000, 1024, 1032, 7168] {
         let row = RowType { dtype: DType::Bfloat16, hidden };
-        let shape = plan.of_handle(&routing, 132).unwrap().shape(row.into(), layout);
+        let shape = plan.of_handle(&routing, 132).unwrap().shape(row.into(), Cut::Large);
         assert_eq!(shape.chunk_bytes % 16, 0);
         assert!(shape.chunk_bytes as usize <= chunks::CHUNK_BYTES);
         assert!(shape.chunks * shape.chunk_bytes >= shape.row_bytes);
@@ -240,24 +237,6 @@ fn few_tokens_have_blocks_of_each_kind() {
             assert!(tokens == 0 || receive_blocks >= 1);
         }
     }
-}
-
-#[test]
-fn ranks_cut_rows_alike_whatever_their_tokens_and_tuning() {
-    let plan = |ranks, max_tokens| {
-        let facts = GroupFacts { ranks, ..facts(max_tokens, LlCombineMode::Reduce) };
-        LlPlan::new(&facts, &one_node(ranks)).unwrap()
-    };
-    let scales = Some(ScaleType { dtype: DType::Float32, count: 56 });
-    let row = WireRow { payload: RowType { dtype: DType::Float8E4M3, hidden: 7168 }, scales };
-    let by_expert = Layout::ExpertMajor { experts: 128, slots: 64 };
-    let by_rank = Layout::RankMajor { ranks: 2, slots: 32 };
-    let cut = |plan: LlPlan, tokens, layout| plan.of_handle(&routing(tokens), 132).unwrap().chunks(row, layout).count;
-    assert_eq!([0, 1, 64].map(|tokens| cut(plan(2, 64), tokens, by_expert)), [14; 3]);
-    let entry = r#"{"operation": "ll_dispatch", "tokens": 1, "blocks": 7, "threads": 256, "send_blocks": 3}"#;
-    assert_eq!(cut(plan(8, 4).tuned(tuning(entry)), 1, by_expert), 14);
-    assert_eq!((cut(plan(8, 8), 1, by_expert), cut(plan(8, 8), 1, by_rank)), (4, 14));
-    assert_eq!((cut(plan(8, 17), 1, by_rank), cut(plan(2, 65), 1, by_rank)), (4, 4));
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Grids of LL kernels: how many blocks of how many threads, of which some send.
 
-use crate::backend::cuda::ll::chunks::chunks;
+use crate::backend::cuda::ll::chunks::{Cut, chunks};
 use crate::backend::cuda::ll::launch::{
     COMBINE_LEAST_THREADS, CombineKernel, DISPATCH_LEAST_THREADS, DispatchGrid, FewGrids, FewRows, Grid, at_most,
 };
@@ -190,7 +190,7 @@ impl LlPlan {
             let launch = grid.launch_shape(shared_bytes);
             FewGrids {
                 rows,
-                dispatch: DispatchGrid { grid, notify_blocks: 0, serve_blocks, launch },
+                dispatch: DispatchGrid { grid, notify_blocks: 0, serve_blocks, cut: Cut::Small, launch },
                 combine: (rows.plain && self.pairs(routing.tokens) <= PAIRS_OF_COMBINE)
                     .then(|| self.few_combine(routing.tokens, multiprocessors)),
             }

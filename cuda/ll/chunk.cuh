@@ -58,8 +58,6 @@ using Chunk = Chunks<1>;
 
 // This lane's part of a chunk.
 struct ChunkData {
-    // Flags of a chunk.
-    static constexpr uint32_t kFlags = 1;
     Vec16 vec;
 
     // Calls `with` for each of the lane's accesses, and its number in the row.
@@ -70,10 +68,6 @@ struct ChunkData {
         }
     }
     __device__ __forceinline__ void fill(uint32_t word) { vec = {{word, word, word, word}}; }
-    // Bit i: whether some word of this lane's part for which flag number i stands is kSentinel.
-    __device__ __forceinline__ uint32_t sentinels(const Chunk& chunk) const {
-        return chunk.holds() && has_sentinel(vec) ? 1 : 0;
-    }
 };
 
 // ---- What a warp does with its chunk, also of rows with scales (scaled_chunk.cuh) ----------------
@@ -100,6 +94,14 @@ template <typename Chunk, typename Data>
 __device__ __forceinline__ void put_to(const Data& data, Remote<uint8_t> row, const Chunk& chunk) {
     Data::each(data, chunk, [&](const Vec16& vec, uint32_t index) { put(as<Vec16>(row) + index, vec); });
 }
+// Whether some word of this lane's part is kSentinel.
+template <typename Chunk, typename Data>
+__device__ __forceinline__ bool has_sentinel(const Data& data, const Chunk& chunk) {
+    bool found = false;
+    Data::each(data, chunk, [&](const Vec16& vec, uint32_t) { found |= has_sentinel(vec); });
+    return found;
+}
+
 // After the warp's stores of a chunk: signals its flag if its data is one `with_sentinel`.
 template <typename Op, typename Chunk>
 __device__ __forceinline__ void signal_sentinel(const Op& op, const BankRow<Remote>& to,
@@ -238,27 +240,24 @@ struct ArrivingRows {
     }
 };
 
-// A chunk of a row of any kind, as it comes to a warp.
+// A chunk with one flag, as it comes to a warp; scaled_chunk.cuh has others.
 template <typename DataOfKind>
 struct Arriving {
     using Data = DataOfKind;
     Data data;
-    // Bit i: flag number i of the chunk is there.
-    uint32_t flagged = 0;
+    bool flagged = false;
     Lookout lookout;
 
     // One poll; returns whether the chunk is there.
     template <typename Op, typename Chunk>
     __device__ __forceinline__ bool poll(const Op& op, const BankRow<Own>& from, const Chunk& chunk, bool gently) {
-        constexpr uint32_t kFlags = Data::kFlags;
-        if (lookout.asks_for_flags() && flagged != (1u << kFlags) - 1) {
-            uint64_t* flags = from.flags + chunk.index * kFlags;
-            flagged |= flagged_lanes(op, lane_idx() < kFlags ? flags + lane_idx() : nullptr).bits;
+        if (lookout.asks_for_flags() && !flagged) {
+            flagged = flagged_lanes(op, lane_idx() == 0 ? from.flags + chunk.index : nullptr).any();
         }
-        if (lookout.missing.has_this() && (lookout.looks(gently) || flagged != 0)) {
+        if (lookout.missing.has_this() && (lookout.looks(gently) || flagged)) {
             load_arriving(data, from.data, chunk);
         }
-        return lookout.note((data.sentinels(chunk) & ~flagged) != 0);
+        return lookout.note(!flagged && has_sentinel(data, chunk));
     }
 };
 

@@ -26,7 +26,7 @@ struct PlainRows {
     template <typename Op, typename EachSlot>
     __device__ __forceinline__ void send(const Op& op, const Fetched& fetched, const Chunk& chunk,
                                          EachSlot each_slot) const {
-        const bool with_sentinel = any_lane(static_cast<int>(fetched.sentinels(chunk)));
+        const bool with_sentinel = any_lane(has_sentinel(fetched, chunk));
         each_slot([&](const BankRow<Remote>& to) { nccl_ep::send(op, to, chunk, fetched, with_sentinel); });
     }
     // Where a row of the output is, as one lane knows it.

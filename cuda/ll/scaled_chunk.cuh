@@ -20,11 +20,11 @@ struct ScaledChunk {
     uint32_t payload_bytes;
     uint32_t payload_vecs;
     uint32_t scale_vecs;
-    // Scales of a chunk other than the last.
-    uint32_t scale_bytes;
+    // A bit for the access, of the most that a chunk has, of whose elements the lane's first scales are.
+    uint32_t access_of_scales = 1;
 
     __device__ ScaledChunk(const LlShape& shape, const ScaledRows& rows, uint32_t chunk_idx)
-        : index(chunk_idx), payload_bytes(rows.payload_bytes), scale_bytes(rows.scale_chunk_bytes) {
+        : index(chunk_idx), payload_bytes(rows.payload_bytes) {
         const uint32_t padded = shape.row_bytes - rows.payload_bytes;
         payload_offset = min(index * shape.chunk_bytes, rows.payload_bytes);
         payload_vecs = min(rows.payload_bytes - payload_offset, shape.chunk_bytes) / sizeof(Vec16);
@@ -33,6 +33,12 @@ struct ScaledChunk {
         const uint32_t left = padded - scale_offset;
         const bool is_last = index + 1 == shape.chunks;
         scale_vecs = (is_last ? left : min(left, rows.scale_chunk_bytes)) / sizeof(Vec16);
+        const uint32_t of_access = max(rows.scale_chunk_bytes / LL_SCALED_CHUNK_VECS, uint32_t{sizeof(Vec16)});
+#pragma unroll
+        for (uint32_t i = 1; i < LL_SCALED_CHUNK_VECS; ++i) {
+            const bool is_later = lane_idx() * sizeof(Vec16) >= i * of_access && i * kWarpSize < payload_vecs;
+            access_of_scales <<= is_later ? 1 : 0;
+        }
     }
     // Where a part of it ends in its slot.
     __device__ uint32_t end() const {
@@ -46,12 +52,6 @@ struct ScaledChunk {
     __device__ bool has_scales(uint32_t turn) const {
         return turn * kWarpSize + lane_idx() < scale_vecs;
     }
-    // Of `accesses` to the payload of a chunk, the one of whose elements the lane's first scales are.
-    __device__ uint32_t access_of_scales(uint32_t accesses) const {
-        const uint32_t vecs = max(scale_bytes / accesses / static_cast<uint32_t>(sizeof(Vec16)), 1u);
-        const uint32_t last = (max(payload_vecs, 1u) - 1) / kWarpSize;
-        return min(lane_idx() / vecs, last);
-    }
     // Where the lane's part begins, in bytes from the beginning of the row's payload, or scales.
     __device__ uint32_t payload_byte(uint32_t turn) const {
         return payload_offset + (turn * kWarpSize + lane_idx()) * sizeof(Vec16);
@@ -64,8 +64,6 @@ struct ScaledChunk {
 // This lane's part of a chunk, with the most accesses of payload and of scales: casts make one of these.
 template <uint32_t kVecs, uint32_t kScaleVecs>
 struct ScaledData {
-    // Flags of a chunk.
-    static constexpr uint32_t kFlags = kVecs;
     Vec16 payload[kVecs];
     Vec16 scales[kScaleVecs];
 
@@ -113,7 +111,7 @@ struct ScaledData {
             scales[i] = vec;
         }
     }
-    // As of ChunkData.
+    // Bit i: whether some word of this lane's part for which flag number i stands is kSentinel.
     __device__ __forceinline__ uint32_t sentinels(const ScaledChunk& chunk) const {
         uint32_t bits = 0;
 #pragma unroll
@@ -122,8 +120,7 @@ struct ScaledData {
         }
         // Rows with more scales have large chunks alone.
         each_scales(*this, chunk, [&](const Vec16& vec, uint32_t turn) {
-            const uint32_t access = kVecs == 1 || turn != 0 ? 0 : chunk.access_of_scales(kVecs);
-            bits |= has_sentinel(vec) ? 1u << access : 0;
+            bits |= !has_sentinel(vec) ? 0 : kVecs == 1 || turn != 0 ? 1 : chunk.access_of_scales;
         });
         return bits;
     }
@@ -141,6 +138,30 @@ struct ScaledData {
         for (uint32_t i = 0; i < kScaleVecs; ++i) {
             scales[i] = turn == i ? vec : scales[i];
         }
+    }
+};
+
+// A chunk as it comes to a warp.
+template <uint32_t kVecs, uint32_t kScaleVecs>
+struct Arriving<ScaledData<kVecs, kScaleVecs>> {
+    using Data = ScaledData<kVecs, kScaleVecs>;
+    Data data;
+    // Bit i: flag number i of the chunk is there.
+    uint32_t flagged = 0;
+    Lookout lookout;
+
+    // As of other chunks.
+    template <typename Op>
+    __device__ __forceinline__ bool poll(const Op& op, const BankRow<Own>& from, const ScaledChunk& chunk,
+                                         bool gently) {
+        if (lookout.asks_for_flags() && flagged != (1u << kVecs) - 1) {
+            uint64_t* flags = from.flags + chunk.index * kVecs;
+            flagged |= flagged_lanes(op, lane_idx() < kVecs ? flags + lane_idx() : nullptr).bits;
+        }
+        if (lookout.missing.has_this() && (lookout.looks(gently) || flagged != 0)) {
+            load_arriving(data, from.data, chunk);
+        }
+        return lookout.note((data.sentinels(chunk) & ~flagged) != 0);
     }
 };
 

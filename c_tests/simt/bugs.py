@@ -147,6 +147,8 @@ BUGS = (
         "packet_data(packet) < unit.token);", FEW),
     Bug("nobody serves ranks with more tokens", "ll/dispatch_few.cuh",
         "has_heard ? block.shared.most_tokens * of_token : likely;", "likely;", FEW_OF_MANY),
+    Bug("flags of large chunks where a rank cuts small ones", "ll/scaled_chunk.cuh",
+        "from.flags + chunk.index * kVecs;", "from.flags + chunk.index;", FEW_OF_MANY),
     Bug("rows with scales all at the first one's place", "ll/dispatch_few.cu", "target.of(left.first())", "target.of(0u)",
         "2 NCCLEP_SIMT_MULTIPROCESSORS=17 test_formats casts"),
     Bug("few rows leave the ids of unused rows", "ll/rank_dispatch_few.cu", "    clear_ids(block, beside, 1 + block.params.serve_blocks);\n", "",

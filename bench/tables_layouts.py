@@ -17,6 +17,9 @@ _LAYOUTS = (("by expert", ""), ("by expert, cast to FP8", "cast inside"), ("by e
             ("by rank, in a view, cast to FP8", "cast inside; rank-major, view"),
             ("by rank, in a view, FP8 forwarded", "forwarded; rank-major, view"))
 
+# Of groups with room for more tokens than ranks have.
+_ROOM = "at most 128 tokens"
+
 
 def _with_gpus(columns: Sequence[tuple[str, str]]) -> list[str]:
     """Headings of columns, of which each number of GPUs names its first."""
@@ -60,20 +63,20 @@ def _layouts(all_rows: Sequence[Row]) -> str:
     return table(("D+C", *_with_gpus(_BATCHES)), lines)
 
 
-def _change(all_rows: Sequence[Row]) -> str:
-    """Pairs of low latency before and after the last change of kernels, in one run."""
-    chosen = where(all_rows, name="change", mode="ll")
-    batches = [tokens for gpus, tokens in _BATCHES if gpus == "2"]
+def _room(all_rows: Sequence[Row]) -> str:
+    """Pairs of few tokens in groups with room for many, before and after such had their own kernels, in one run."""
+    chosen = where(all_rows, name="room", mode="ll")
+    batches = [(gpus, tokens) for gpus in ("2", "4") for tokens in ("1", "8", "16", "32")]
     lines = []
     for name, options in _LAYOUTS:
         line = [name]
-        for tokens in batches:
-            found = [where(chosen, tokens=tokens, options="; ".join(filter(None, (when, options))))
+        for gpus, tokens in batches:
+            found = [where(chosen, gpus=gpus, tokens=tokens, options="; ".join(filter(None, (when, options, _ROOM))))
                      for when in ("before", "after")]
             line.append(", ".join(number(of[0].time("graph", "pair")) for of in found if of) or "-")
         if set(line[1:]) != {"-"}:
             lines.append(line)
-    return table(("D+C", *batches), lines)
+    return table(("D+C", *_with_gpus(batches)), lines)
 
 
-TABLES = {"mapped": _mapped, "layouts": _layouts, "change": _change}
+TABLES = {"mapped": _mapped, "layouts": _layouts, "room": _room}

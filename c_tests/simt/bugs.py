@@ -22,7 +22,7 @@ DIFFERENT = "3 test_errors ll_different_calls"
 LATE_BLOCKS = "3 NCCLEP_SIMT_MULTIPROCESSORS=8 test_errors ll_different_calls"
 # With room for blocks of each kind.
 FEW = "2 NCCLEP_SIMT_MULTIPROCESSORS=17 test_ll every_top_k"
-FEW_OF_MANY = "3 NCCLEP_SIMT_MULTIPROCESSORS=17 test_ll few_where_many"
+FEW_OF_MANY = "3 NCCLEP_SIMT_MULTIPROCESSORS=17 test_ll few_where_many rank_major_without"
 FEW_BY_RANK = "3 NCCLEP_SIMT_MULTIPROCESSORS=28 test_ll rank_major_shapes"
 OVER_NODES = "4 NODES=0123 test_ll uneven_tokens"
 RANK_MAJOR = "2 test_ll rank_major_shapes"

@@ -2,8 +2,8 @@
 
 use crate::backend::cuda::kernels::LaunchShape;
 use crate::backend::cuda::ll::chunks::{Chunks, Cut, slot_bytes};
-use crate::backend::cuda::ll::views::ViewGrid;
 use crate::backend::cuda::params::ll::{LL_CHANNELS, LL_WHOLE_CHANNEL, LlPhase, LlShape, reciprocal};
+use crate::backend::cuda::params::ll_view::LL_VIEW_THREADS;
 use crate::model::layout::Layout;
 use crate::model::ops::{Launch, STAGED_SLOTS, StagedSlot};
 use crate::model::scales::WireRow;
@@ -14,6 +14,13 @@ use std::ops::RangeInclusive;
 pub const DISPATCH_LEAST_THREADS: u32 = 5 * 32;
 /// The same of a combine: one warp hears what the ranks run, and takes no rows.
 pub const COMBINE_LEAST_THREADS: u32 = 2 * 32;
+
+/// Warps of a block of a rank-major operation that move rows; one does all else.
+const ROW_WARPS: usize = LL_VIEW_THREADS as usize / 32 - 1;
+/// Parts of a row, each in a block alone on its multiprocessor, that a token has at most.
+const MOST_PARTS: usize = 7;
+/// Blocks that a multiprocessor has room for, as the list of kernels says.
+const BLOCKS_PER_MULTIPROCESSOR: usize = 4;
 
 /// The part of an operation that a launch runs, and its channel.
 #[derive(Clone, Copy)]
@@ -194,6 +201,49 @@ impl FewRows {
     }
 }
 
+/// What decides about the launches of rank-major operations whose rows nobody copies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ViewGrid {
+    pub tokens: usize,
+    pub most_tokens: usize,
+    pub multiprocessors: u32,
+    pub ranks: usize,
+}
+
+impl ViewGrid {
+    /// In how many parts of how many chunks a row of so many is taken: of few tokens in more than there must be, while
+    /// three quarters of the multiprocessors have no block.
+    pub fn cut(self, chunks: usize) -> (usize, usize) {
+        let apart = (self.multiprocessors as usize / (4 * self.tokens.max(1))).clamp(1, MOST_PARTS);
+        let warps = chunks.div_ceil(chunks.div_ceil(ROW_WARPS).max(apart));
+        (chunks.div_ceil(warps.max(1)).max(1), warps)
+    }
+
+    /// Whether more than one block of a multiprocessor polls: pauses between polls took pairs of 128 tokens on two
+    /// H200s from 24 to 19 us.
+    pub fn polls_gently(self, parts: usize) -> bool {
+        self.blocks(parts) > self.multiprocessors
+    }
+
+    /// A block for each part of the rank's tokens, as many as run at the same time. Where others may have more tokens,
+    /// one on every second multiprocessor.
+    pub fn blocks(self, parts: usize) -> u32 {
+        let all = self.multiprocessors as usize;
+        let serving = all.div_ceil(2).min(self.most_tokens * parts);
+        let wanted = (self.tokens * parts).max(serving).max(1);
+        wanted.min(BLOCKS_PER_MULTIPROCESSOR * all) as u32
+    }
+
+    /// Groups of blocks of a combine: one that receives and up to one that sends to each other rank, while a quarter of
+    /// the multiprocessors has no block for the rank's own tokens; else one that does both.
+    pub fn groups(self, parts: usize) -> u32 {
+        let all = self.multiprocessors as usize;
+        let own = (self.tokens * parts).max(1);
+        let most = BLOCKS_PER_MULTIPROCESSOR * all / self.blocks(parts) as usize;
+        (all * 3 / 4 / own).min(self.ranks).min(most).max(1) as u32
+    }
+}
+
 /// Which of the kernels of a combine that is not exact.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CombineKernel {
@@ -243,5 +293,39 @@ impl HandlePlan {
             chunks_reciprocal: reciprocal(chunks.count as u32),
             ..self.shape_of_handle
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn grid(tokens: usize, most_tokens: usize, multiprocessors: u32) -> ViewGrid {
+        ViewGrid { tokens, most_tokens, multiprocessors, ranks: 4 }
+    }
+
+    #[test]
+    fn parts_have_all_chunks_of_a_row() {
+        for (chunks, tokens) in (1..200).flat_map(|chunks| [0, 1, 5, 8, 300].map(|tokens| (chunks, tokens))) {
+            let (parts, warps) = grid(tokens, 300, 132).cut(chunks);
+            assert!(warps <= ROW_WARPS && parts * warps >= chunks);
+            assert!((parts - 1) * warps < chunks);
+        }
+        let cut = |tokens, chunks| grid(tokens, 300, 132).cut(chunks);
+        assert_eq!((cut(300, 28), cut(300, 29)), ((4, 7), (5, 6)));
+        assert_eq!((cut(1, 28), cut(8, 28), cut(8, 14), cut(16, 14)), ((7, 4), (4, 7), (4, 4), (2, 7)));
+        assert_eq!((cut(1, 3), cut(1, 0)), ((3, 1), (1, 0)));
+    }
+
+    #[test]
+    fn blocks_run_at_the_same_time() {
+        let blocks = |tokens, most_tokens, multiprocessors| grid(tokens, most_tokens, multiprocessors).blocks(4);
+        assert_eq!(blocks(128, 128, 132), 512);
+        assert_eq!(blocks(1024, 1024, 132), 528);
+        assert_eq!((blocks(1, 128, 132), blocks(1, 1, 132)), (66, 4));
+        assert_eq!((blocks(0, 1, 1), blocks(0, 0, 132)), (1, 1));
+        let groups = |ranks, tokens| ViewGrid { ranks, ..grid(tokens, 528, 132) }.groups(1);
+        assert_eq!([0, 1, 24, 33, 49, 50, 528].map(|tokens| groups(4, tokens)), [4, 4, 4, 3, 2, 1, 1]);
+        assert_eq!((groups(8, 1), groups(72, 1)), (8, 8));
     }
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from markdown import number, numbers, table
-from results import ALL_SMS, HT_TOKENS, USUAL_SMS, Row, median, where
+from results import HT_TOKENS, USUAL_SMS, Row, median, where
 
 _KINDS = {"bfloat16": "bfloat16", "fp8": "e4m3, float32 for 128",
           "ue8m0": "e4m3, exponents for 128", "mxfp8": "e4m3, exponents for 32 (MXFP8)",
@@ -48,17 +48,6 @@ def _rows_low_latency(all_rows: Sequence[Row]) -> str:
                          for ranks, tokens, operation in columns)) for kind in _kinds(chosen)])
 
 
-def _rows_high_throughput(all_rows: Sequence[Row]) -> str:
-    """A line for each kind: dispatch and pair in a graph, by SMs."""
-    chosen = where(all_rows, name="rows", mode="ht")
-    columns = [(sms, operation) for sms in (USUAL_SMS, ALL_SMS) for operation in ("dispatch", "pair")]
-    head = ["row", *(f"{'all' if sms == ALL_SMS else sms} SMs: {'D' if operation == 'dispatch' else 'D+C'}"
-                     for sms, operation in columns)]
-    return table(head, [(_label(kind), *(
-        number(median(where(chosen, rows=kind[0], options=kind[1], sms=sms), f"graph_{operation}"))
-        for sms, operation in columns)) for kind in _kinds(chosen)])
-
-
 def _nodes(all_rows: Sequence[Row]) -> str:
     """The library on two nodes, and NCCL alone with the same bytes; both starts."""
     chosen = where(all_rows, name="nodes")
@@ -83,6 +72,5 @@ def _both(starts: Sequence[Row], column: str) -> str:
 TABLES = {
     "host": _host,
     "rows-ll": _rows_low_latency,
-    "rows-ht": _rows_high_throughput,
     "nodes": _nodes,
 }

@@ -90,8 +90,8 @@ enum { kBatches = 3 };
 
 // Handles of one group, of which each has a batch.
 static void open_batches(RefRun* batches, const EpEnv* env, uint64_t seed) {
-    // So many that rows stay.
-    const RefShape shape = {2 * (unsigned)env->size, 65, 4, ncclBfloat16, 520};
+    // So many that rows of two and of four ranks stay.
+    const RefShape shape = {2 * (unsigned)env->size, 33, 4, ncclBfloat16, 520};
     ref_runs_open(batches, kBatches, env, &shape, kRefMessy, true, ref_ll(seed));
     for (unsigned i = 0; i < kBatches; ++i) batches[i].by_rank = batches[i].as_view = true;
 }

@@ -12,12 +12,7 @@ using namespace ll_dispatch_impl;
 // Blocks that hear also mark the rows that hold nothing.
 template <typename Op>
 __device__ __forceinline__ void hear(const Block<Op>& block, const LlBeside& beside) {
-    const bool is_first = block.receivers.index() == 0;
-    if (is_first) {
-        time_sources(block);
-    }
-    hear_sources_by_rank(block, is_first);
-    __syncthreads();
+    hear_sources_by_rank(block);
     clear_ids(block, beside, 1 + block.params.serve_blocks);
 }
 

@@ -26,10 +26,14 @@ __device__ void clear_ids(const Block<Op>& block, const LlBeside& beside, uint32
 // What a source tells beside its rows. Four, so that threads share them out without a division.
 enum Told : uint32_t { kRowsThatCome, kTokens, kFingerprint, kScalesWord, kNumTold };
 
-// Hears of the sources' tokens and rows. The first block checks what they run, too.
+// Hears of the sources' tokens and rows. The first block checks what they run, too, and how long they take.
 template <typename Op>
-__device__ __forceinline__ void hear_sources_by_rank(const Block<Op>& block, bool is_first) {
+__device__ __forceinline__ void hear_sources_by_rank(const Block<Op>& block) {
     const Op& op = block.op;
+    const bool is_first = block.receivers.index() == 0;
+    if (is_first) {
+        time_sources(block);
+    }
     const uint32_t local = block.shape.local_experts;
 #pragma unroll 1
     for (uint32_t i = threadIdx.x; i < op.ranks() * kNumTold; i += blockDim.x) {
@@ -62,17 +66,13 @@ __device__ __forceinline__ void hear_sources_by_rank(const Block<Op>& block, boo
             report_difference(op, source, told == kFingerprint ? data : op.common.fingerprint);
         }
     }
+    __syncthreads();
 }
 
 template <typename Op>
 __device__ void hear_all(const Block<Op>& block, const LlBeside& beside) {
     __syncthreads();  // the histograms are done with
-    const bool is_first = block.receivers.index() == 0;
-    if (is_first) {
-        time_sources(block);
-    }
-    hear_sources_by_rank(block, is_first);
-    __syncthreads();
+    hear_sources_by_rank(block);
     const uint32_t blocks = max(1u, min(block.receivers.blocks, arriving_units(block)));
     if (block.receivers.index() < blocks && block.params.out != nullptr) {
         clear_ids(block, beside, blocks);

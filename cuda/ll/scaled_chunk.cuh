@@ -141,7 +141,8 @@ struct ScaledData {
     }
 };
 
-// A chunk as it comes to a warp.
+// A chunk as it comes to a warp. Apart from that of one flag: as one type for both, whose flags are bits, plain pairs of
+// 32 tokens took 11.24 instead of 11.08 (2 H200s).
 template <uint32_t kVecs, uint32_t kScaleVecs>
 struct Arriving<ScaledData<kVecs, kScaleVecs>> {
     using Data = ScaledData<kVecs, kScaleVecs>;

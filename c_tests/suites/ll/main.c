@@ -58,12 +58,13 @@ SHAPES_TEST(element_types, {2, 11, 5, ncclFloat16, 8, kRefMessy, true},
 // Ranks with few tokens where others may have many, and have: they serve those of others, too, and cut rows with scales
 // otherwise.
 EP_TEST(few_where_many_may_come) {
-    enum { kTurns = 3, kFormats = 6, kMostBytes = 2048 };
+    enum { kTurns = 3, kFormats = 6, kMostBytes = 4096 };
     static const unsigned kTokens[][kTurns] = {{1, 1, 1}, {4, 0, 70}, {0, 1, 2}, {33, 2, 8}};
     const RefShape shape = {2 * (unsigned)env->size, 70, 4, ncclBfloat16, kMostBytes / 2};
     const RefFormat cast = ref_format_cast(ncclBfloat16, kMostBytes / 2, ncclFloat32, 128);
     for (unsigned i = 0; i < COUNT(kTokens); ++i) {
         REF_SCOPED RefRun run = open_by_turns(env, &shape, kTokens[i], kTurns);
+        run.shape.hidden = 1000;
         for (unsigned pair = 0; pair < 4; ++pair) {
             run.by_rank = pair % 2 != 0;
             ref_pair(&run);

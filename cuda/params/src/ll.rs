@@ -96,7 +96,8 @@ pub struct LlShape {
     /// `ScaledRows::scale_chunk_bytes`.
     pub chunk_bytes: u32,
     pub chunks: u32,
-    /// Of a row: of chunks of 512 bytes.
+    /// Flags of a row of a bank, one for each access of a lane to the payload of its chunks: as many on all ranks, however
+    /// they cut it.
     pub flags: u32,
     /// For divisions by the ranks of the group; see `reciprocal`.
     pub ranks_reciprocal: u32,

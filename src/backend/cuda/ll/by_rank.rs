@@ -5,7 +5,7 @@ use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::kernels;
 use crate::backend::cuda::kernels::LaunchShape;
 use crate::backend::cuda::ll::chunks::Cut;
-use crate::backend::cuda::ll::handle::{Handle, kept};
+use crate::backend::cuda::ll::handle::{Handle, kept, rows_with_scales};
 use crate::backend::cuda::ll::launch::{DispatchGrid, Grid, Part};
 use crate::backend::cuda::ll::views::{Lies, ViewBanks, scale_bytes};
 use crate::backend::cuda::params::ll::{
@@ -49,7 +49,7 @@ impl Handle {
         let grid = &grid.asked(op.launch, kernel.most_threads());
         let params = LlRankScaledDispatchParams {
             dispatch: self.rank_dispatch_params((op, beside), op.tokens, grid, part),
-            rows: self.rows_with_scales(op, scaled, grid.cut)?,
+            rows: rows_with_scales(op, scaled, grid.cut)?,
         };
         self.launch_following(kernel, op.launch, grid.launch, &params, at)
     }
@@ -96,8 +96,7 @@ impl Handle {
             Some(cast) => kernels::ll_rank_dispatch_view_cast(cast.from)?,
             None => kernels::ll_rank_dispatch_view_scaled(),
         };
-        let params =
-            LlRankScaledDispatchViewParams { view: params, rows: self.rows_with_scales(op, scaled, Cut::Large)? };
+        let params = LlRankScaledDispatchViewParams { view: params, rows: rows_with_scales(op, scaled, Cut::Large)? };
         self.launch_following(kernel, op.launch, shape, &params, at)
     }
 

@@ -111,9 +111,6 @@ pub fn most_flags(row_bytes: usize) -> usize {
     chunks(row_bytes).next_multiple_of(LL_SCALED_CHUNK_VECS as usize)
 }
 
-// So the flags of a slot suffice for rows of either kind.
-const _: () = assert!(CHUNK_BYTES <= SCALED_CHUNK_BYTES);
-
 #[cfg(test)]
 mod tests {
     use super::*;

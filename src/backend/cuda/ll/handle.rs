@@ -177,7 +177,7 @@ impl Handle {
         let grid = &grid.asked(op.launch, kernel.most_threads());
         let params = LlScaledDispatchParams {
             dispatch: self.dispatch_params((op, op.tokens), grid, part),
-            rows: self.rows_with_scales(op, scaled, grid.cut)?,
+            rows: rows_with_scales(op, scaled, grid.cut)?,
         };
         self.launch_following(kernel, op.launch, grid.launch, &params, at)
     }
@@ -291,12 +291,6 @@ impl Handle {
         }
     }
 
-    /// The `scaled` rows of a dispatch, as kernels that cut them so take them.
-    pub fn rows_with_scales(&self, op: &LlDispatch, scaled: &Scaled, cut: Cut) -> Result<ScaledRows> {
-        let scale_chunk_bytes = Chunks::of(op.wire(), cut).scales as u32;
-        Ok(ScaledRows { scale_chunk_bytes, ..scaled_rows(op.row, scaled)? })
-    }
-
     /// That of a dispatch.
     pub fn fingerprint_of_dispatch(&self, op: &LlDispatch) -> LlFingerprint {
         self.fingerprint(KernelOp::LlDispatch, op.wire(), op.layout)
@@ -316,6 +310,12 @@ impl Handle {
             row_bytes: row.payload.bytes() as u32,
         }
     }
+}
+
+/// The `scaled` rows of a dispatch, as kernels that cut them so take them.
+pub fn rows_with_scales(op: &LlDispatch, scaled: &Scaled, cut: Cut) -> Result<ScaledRows> {
+    let scale_chunk_bytes = Chunks::of(op.wire(), cut).scales as u32;
+    Ok(ScaledRows { scale_chunk_bytes, ..scaled_rows(op.row, scaled)? })
 }
 
 /// The caller's memory; NULL if `part` does not want the outputs, as it may be gone then.

@@ -12,7 +12,7 @@
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::kernels::{self, LaunchShape, to_u32};
 use crate::backend::cuda::ll::chunks::Cut;
-use crate::backend::cuda::ll::handle::{Handle, SourceTokens};
+use crate::backend::cuda::ll::handle::{Handle, SourceTokens, rows_with_scales};
 use crate::backend::cuda::ll::launch::{DispatchGrid, Grid, Part};
 use crate::backend::cuda::ll::network::{ChannelMemory, HEADER_BYTES, Leg, LlNetwork};
 use crate::backend::cuda::order::Turn;
@@ -195,7 +195,7 @@ impl<'a> OverNodes<'a> {
         let params = LlScaledDispatchNodesParams {
             dispatch: self.handle.dispatch_params((op, self.packed_rows()), grid, part),
             nodes,
-            rows: self.handle.rows_with_scales(op, scaled, Cut::Large)?,
+            rows: rows_with_scales(op, scaled, Cut::Large)?,
         };
         module.launch(kernels::ll_dispatch_nodes_scaled(), grid.launch, &params, at)
     }
@@ -218,7 +218,7 @@ impl<'a> OverNodes<'a> {
         let params = LlRankScaledDispatchNodesParams {
             dispatch: params(self.packed_rows()),
             nodes,
-            rows: self.handle.rows_with_scales(op, scaled, Cut::Large)?,
+            rows: rows_with_scales(op, scaled, Cut::Large)?,
         };
         let kernel = kernels::ll_rank_dispatch_nodes_scaled();
         module.launch(kernel, grid.launch, &params, at)
@@ -285,7 +285,7 @@ impl<'a> OverNodes<'a> {
         let Some(scaled) = &op.scaled else {
             return module.launch(kernels::ll_pack(), shape, &pack, at);
         };
-        let rows = handle.rows_with_scales(op, scaled, Cut::Large)?;
+        let rows = rows_with_scales(op, scaled, Cut::Large)?;
         let params = LlScaledPackParams { pack, rows, shape: handle.plan.shape(row, Cut::Large) };
         let kernel = match scaled.cast() {
             Some(cast) => kernels::ll_pack_cast(cast.from)?,

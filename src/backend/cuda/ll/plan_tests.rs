@@ -260,7 +260,7 @@ fn not_all_operations_are_of_few_tokens() {
     );
     let rows = |ranks, max_tokens| {
         let FewRows { by_rank, scaled, plain, plain_of_view } =
-            plan(ranks, max_tokens, &one_node(ranks)).few_rows_of_all();
+            plan(ranks, max_tokens, &one_node(ranks)).few_rows(max_tokens);
         [by_rank, scaled, plain, plain_of_view]
     };
     assert_eq!((rows(2, 32), rows(8, 2), rows(2, 64)), ([true; 4], [true; 4], [true, true, false, false]));

@@ -216,14 +216,10 @@ impl LlPlan {
         }
     }
 
-    /// Of which rows no rank has many.
-    pub fn few_rows_of_all(&self) -> FewRows {
-        self.few_rows(self.max_tokens)
-    }
-
-    /// The same where a device with so many `multiprocessors` runs these kernels: that of each rank, or none.
+    /// Of which rows no rank has many, where a device with so many `multiprocessors` runs these kernels: that of each
+    /// rank, or none.
     pub fn few_rows_of_view(&self, multiprocessors: u32) -> Option<FewRows> {
-        (self.most_blocks(multiprocessors) >= LEAST_BLOCKS).then(|| self.few_rows_of_all())
+        (self.most_blocks(multiprocessors) >= LEAST_BLOCKS).then(|| self.few_rows(self.max_tokens))
     }
 
     /// Of how many blocks of so many `threads` each warp moves a chunk of one of `rows`.

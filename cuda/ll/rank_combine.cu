@@ -325,7 +325,9 @@ __device__ __forceinline__ void run(const LlRankCombineParams& params) {
             receive_all<Type>(block);
         }
     }
-    advance(op, params.view, counted, goes_on && shared.cleans != 0, 0);
+    if (advance(op, counted) && goes_on && shared.cleans != 0) {
+        set_owner(params.view, 0);
+    }
     if (goes_on) {
         acknowledge(op);
     }

@@ -210,6 +210,15 @@ __device__ __forceinline__ bool send_all(const Block& block, const Rows& rows, O
     }
 }
 
+// What the next operations find. Not before all blocks have begun: one that found the length of the first rows, and not
+// yet that of their scales, would clean among them.
+__device__ __forceinline__ void own_bank(const Block& block) {
+    const LlView& view = block.view;
+    set_owner(view, view.handle);
+    st_relaxed_gpu(&view.state->row_bytes[view.bank], block.shape.row_bytes);
+    st_relaxed_gpu(&view.state->scale_bytes[view.bank], view.scale_bytes);
+}
+
 template <typename Rows>
 __device__ __forceinline__ void run(const LlRankDispatchViewParams& params, const Rows& rows) {
     follow_grid();
@@ -229,7 +238,9 @@ __device__ __forceinline__ void run(const LlRankDispatchViewParams& params, cons
         receive_all(block, rows);
     }
     report_late(op, shared.late);
-    advance(op, params.view, counted, goes_on, params.view.handle);
+    if (advance(op, counted) && goes_on) {
+        own_bank(block);
+    }
 }
 
 ENTRY(ll_rank_dispatch_view) { run(params, PlainView{}); }

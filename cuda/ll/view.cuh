@@ -8,8 +8,9 @@
 // Why a row is never written while somebody still reads it, or before its words hold kSentinel again
 //
 // A bank is *clean* if all words in which rows of peers arrive hold kSentinel. `LlViewState::owner` says so (0), or
-// whose rows are there; it changes between kernels only, in effect: the last block of a kernel to begin writes it
-// when all have read it, and the next kernel of the group's order is the next to read it.
+// whose rows are there. It changes between kernels only, in effect, and so do the lengths of rows: the last block of a
+// kernel to begin writes them when all have read them, and the next kernel of the group's order is the next to read
+// them.
 //
 // - A dispatch owns its bank from then on. A combine of that handle cleans it: each warp writes kSentinel over a
 //   chunk of the view behind its own load of the same chunk of the caller's rows, which may be the view; where these
@@ -214,7 +215,8 @@ __device__ __forceinline__ bool await_chunk(const Op& op, LateOfBlock& late, con
 }
 
 // As advance_epoch in two: the count, of which the last thread of a block gets the number of those before; then,
-// whenever that is there, the end. Sets the owner of the bank if there is one.
+// whenever that is there, the end. True for one thread of the kernel, if all blocks have begun: it may write what they
+// begin with.
 template <typename Op>
 __device__ __forceinline__ uint32_t count_block(const Op& op) {
     return threadIdx.x == blockDim.x - 1 && op.sends()
@@ -222,14 +224,15 @@ __device__ __forceinline__ uint32_t count_block(const Op& op) {
                : gridDim.x;
 }
 template <typename Op>
-__device__ __forceinline__ void advance(const Op& op, const LlView& view, uint32_t counted, bool sets_owner,
-                                        uint32_t owner) {
-    if (counted == gridDim.x - 1) {
+__device__ __forceinline__ bool advance(const Op& op, uint32_t counted) {
+    const bool has_last = counted == gridDim.x - 1;
+    if (has_last) {
         st_relaxed_gpu(&op.common.channel_state->epoch, op.epoch);
-        if (sets_owner) {
-            st_relaxed_gpu(&view.state->owner[view.bank], owner);
-        }
     }
+    return has_last;
+}
+__device__ __forceinline__ void set_owner(const LlView& view, uint32_t owner) {
+    st_relaxed_gpu(&view.state->owner[view.bank], owner);
 }
 
 }  // namespace nccl_ep

@@ -69,10 +69,6 @@ __device__ __forceinline__ void hear_sources(const Block& block) {
             }
         }
     }
-    if (block.is_first() && lane_idx() == 0) {
-        st_relaxed_gpu(&block.view.state->row_bytes[block.view.bank], block.shape.row_bytes);
-        st_relaxed_gpu(&block.view.state->scale_bytes[block.view.bank], block.view.scale_bytes);
-    }
     sync_warp();
 }
 

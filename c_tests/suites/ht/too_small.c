@@ -11,7 +11,7 @@ static RefRun open_run(EpEnv* env) {
     const RefShape shape = {2 * (unsigned)env->size, 12, 2 * (unsigned)env->size, ncclBfloat16, kHidden};
     RefRun run = ref_run_open_with(env, NULL, &shape, kRefDistinct, false, ref_ht_as(kHtRowsExact, kHtNoCounter, 7));
     EP_CHECK(run.received > 0);
-    // On several nodes a rank that fails early would end what the others still create.
+    // On several nodes a rank that fails early would end what the others still do.
     ep_barrier();
     return run;
 }
@@ -106,6 +106,7 @@ EP_TEST(ht_outputs_without_rows) {
 EP_TEST(ht_combine_input_too_small) {
     RefRun run = open_run(env);
     ref_dispatch(&run);
+    ep_barrier();  // as in open_run
     ref_prepare_combine(&run);
     if (env->rank == 0) --run.num_rows;
     check_launched(env, ref_launch_combine(&run, kRefWhole, env->stream));

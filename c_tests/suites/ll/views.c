@@ -1,5 +1,8 @@
 // Rank-major dispatches that leave their rows in memory of the library: views. What they hold is compared as elsewhere;
 // here banks of views are filled, cleaned, skipped and taken in turns in every order.
+#define _GNU_SOURCE  // usleep
+#include <unistd.h>
+
 #include "harness/graphs.h"
 #include "suites/ll/shapes.h"
 
@@ -67,6 +70,31 @@ static void in_all_formats(const EpEnv* env, unsigned max_tokens, uint64_t seed)
 }
 
 EP_TEST(views_formats) { in_all_formats(env, 7, 720); }
+
+// Of a bank's first rows some come before a block begins, which must not take them for rows of another length. Before
+// such ones come the bank is cleaned, by all blocks.
+EP_TEST(views_beside_a_late_block) {
+    enum { kRounds = 12, kStepMicroseconds = 60, kLengths = 5 };
+    const Shape shape = {2, 5, 4, ncclBfloat16, 1200, kRefDistinct, false};
+    for (unsigned round = 0; round < kRounds; ++round) {
+        REF_SCOPED RefRun run;
+        open_view(&run, env, &shape, 880 + round);
+        for (unsigned i = 0; i < kLengths; ++i) {
+            const RefFormat format = ref_format_forward(ncclFloat8e4m3, 2048 - i / 2 * 512, ncclFloat32, 16);
+            ref_run_set_format(&run, &format);
+            ref_prepare_dispatch(&run);
+            ep_sync(env);
+            const bool is_late = (unsigned)env->rank == round % (unsigned)env->size && ep_hold_block(1);
+            EP_CHECK_NCCL(ref_launch_dispatch(&run, kRefWhole, env->stream));
+            if (is_late) {
+                usleep(round * kStepMicroseconds);
+                ep_release_block();
+            }
+            ep_sync(env);
+            ref_check_dispatch(&run);
+        }
+    }
+}
 
 // On GPUs rows are copied where there are few: up to 128 pairs of a token and a rank.
 EP_TEST(views_formats_of_many) { in_all_formats(env, 65, 724); }

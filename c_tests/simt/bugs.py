@@ -226,6 +226,11 @@ BUGS = (
     Bug("a bank is said to be clean before all blocks have cleaned", "ll/view_block.cuh",
         "inc_acq_rel_gpu(&view.state->blocks_cleaned, gridDim.x - 1) == gridDim.x - 1;",
         "inc_acq_rel_gpu(&view.state->blocks_cleaned, gridDim.x - 1) == 0;", VIEWS),
+    Bug("a bank of views has other lengths before all blocks have begun", "ll/view_receive.cuh",
+        "    sync_warp();\n}\n\n// Number `index`",
+        "    if (block.is_first() && lane_idx() == 0) {\n"
+        "        st_relaxed_gpu(&block.view.state->row_bytes[block.view.bank], block.shape.row_bytes);\n"
+        "    }\n    sync_warp();\n}\n\n// Number `index`", "3 test_ll views_beside"),
     Bug("a combine cleans the view of another dispatch", "ll/rank_combine.cu",
         "ld_relaxed_gpu(&block.view.state->owner[block.view.bank]) == block.view.handle;",
         "ld_relaxed_gpu(&block.view.state->owner[block.view.bank]) != 0;", "2 test_ll views_that_are_overtaken"),

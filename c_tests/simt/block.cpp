@@ -16,6 +16,10 @@ constexpr uint64_t kStepsAhead = 8;
 constexpr uint64_t kOneInYields = 4;
 constexpr uint64_t kOneInLingers = 8;
 constexpr useconds_t kLingerMicroseconds = 100;
+// So many blocks begin late, as if other work had their multiprocessor: by less than 2^n microseconds, any n below the
+// second number. Most kernels take that long.
+constexpr uint64_t kOneInLate = 16;
+constexpr uint64_t kMostLate = 12;
 // A block sleeps after so many polls for each thread that can go on: more would take the cores from those that it
 // waits for.
 constexpr uint32_t kPollsOfEach = 4;
@@ -70,6 +74,7 @@ void Block::Run(const std::function<void()>& kernel) {
         ready_.push_back(i);
     }
     thread_ = PickReady();
+    if (random_.OneIn(kOneInLate)) usleep(static_cast<useconds_t>(random_.Below(1ull << random_.Below(kMostLate))));
     fibers_.Enter(fibers_[thread_]);
     bulk_.Finish();
     stores_.LandAll();

@@ -55,12 +55,11 @@ enum OfferWord : uint32_t {
     kOfferScales,
     // The object and HT_OFFER_MAPPED.
     kOfferWay,
-    // The offset of the peer's first row there, in 16 bytes.
+    // The offset of the peer's first row there, in HT_OFFER_UNIT.
     kOfferFirst,
     // Rows of that peer.
     kOfferRows,
 };
-constexpr uint32_t kOfferUnit = 16;
 
 // How rows travel.
 enum class Way : uint32_t { kRings, kStraight, kFailed };
@@ -111,7 +110,7 @@ __device__ __forceinline__ void make_offer(const HtCommon& common, const HtMappe
         offer_in<Remote>(common, mapped, window_of(common.peers, peer), common.peers.rank, epoch);
     put_values(to, make_packet(epoch, common.shape.fingerprint), make_packet(epoch, mapped.scales_word));
     put_values(to + 2, make_packet(epoch, agreed.is_mapped != 0 ? mapped.way : 0),
-               make_packet(epoch, static_cast<uint32_t>(first / kOfferUnit)));
+               make_packet(epoch, static_cast<uint32_t>(first / HT_OFFER_UNIT)));
     put_values(to + 4, make_packet(epoch, rows_of(common, peer)), make_packet(epoch, 0));
 }
 
@@ -156,7 +155,7 @@ __device__ inline void hear_offer(const HtCommon& common, const HtMapped& mapped
         agreed.are_mapped = 0;
     } else {
         agreed.first[owner] = object_of(mapped.objects, common.peers, object, owner) +
-                              uint64_t{word(kOfferFirst)} * kOfferUnit;
+                              uint64_t{word(kOfferFirst)} * HT_OFFER_UNIT;
     }
 }
 

@@ -25,7 +25,8 @@
 //
 // A counting block numbers its tokens behind those of the parts before: it waits until their blocks have told their
 // counts in device memory. Parts are taken in the order in which blocks begin, and a block tells before it waits for
-// anything, so the wait ends, also where not all blocks run at a time. Later kernels tell by another epoch, so these
+// anything, so the wait ends, also where not all blocks run at a time. A block that begins when the receiving one has
+// given up counts by the next epoch, and leaves as the group has failed. Later kernels tell by another epoch, so these
 // words need not be cleared, and no kernel of the group begins before the one before it has ended.
 
 #include "../base/row.cuh"
@@ -163,17 +164,19 @@ __device__ void tell_rows(const Block& block) {
     __syncthreads();
 }
 
-// Adds what the blocks of earlier parts have told. All threads call it.
-__device__ void hear_rows(const Block& block) {
+// Adds what the blocks of earlier parts have told; false if the group has failed meanwhile. All threads call it.
+__device__ bool hear_rows(const Block& block) {
     SharedStorage& shared = block.shared;
-    for (uint32_t i = threadIdx.x; i < shared.part * block.ranks(); i += HT_ROUTE_THREADS) {
+    const WaitParams& wait = block.params.wait;
+    bool has_all = true;
+    for (uint32_t i = threadIdx.x; has_all && i < shared.part * block.ranks(); i += HT_ROUTE_THREADS) {
         uint64_t packet;
-        while (packet_epoch(packet = ld_relaxed_sys(block.counted(0, i))) != block.epoch()) {
-            spin_hint();
-        }
+        has_all = poll_until(
+            [&] { return packet_epoch(packet = ld_relaxed_sys(block.counted(0, i))) == block.epoch(); },
+            [&](uint64_t start) { return known_failure(wait) != 0 ? kGivenUp : start; });
         atomicAdd(&shared.rows[i % block.ranks()], packet_data(packet));
     }
-    __syncthreads();
+    return __syncthreads_or(!has_all) == 0;
 }
 
 // Numbers the block's tokens [first, last): stores the experts of each, ascending, with the numbers of their rows.
@@ -369,7 +372,9 @@ __device__ void run(const HtRouteParams& params) {
     count_tokens(block, first, last);
     tell_rows(block);
     notify_if_last(block);
-    hear_rows(block);
+    if (!hear_rows(block)) {
+        return;
+    }
     number_tokens(block, first, last);
     if (params.has_zones != 0) {
         __syncthreads();

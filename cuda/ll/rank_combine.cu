@@ -269,7 +269,8 @@ __device__ __forceinline__ void look_around(const Block& block) {
     load_owners(block.view, owner);
     uint32_t row_bytes = 0;
     if (block.view.bank != LL_VIEW_BANKS) {
-        const bool owns = ld_relaxed_gpu(&block.view.state->owner[block.view.bank]) == block.view.handle;
+        const uint32_t filled = *filled_by(common, block.op.ranks());
+        const bool owns = filled != 0 && ld_relaxed_gpu(&block.view.state->owner[block.view.bank]) == filled;
         row_bytes = ld_relaxed_gpu(&block.view.state->row_bytes[block.view.bank]);
         // Rows of another length that lie there are not all loaded before they are cleaned.
         const bool cleans = owns && (block.view.lie_there == 0 || row_bytes == block.shape.row_bytes);

@@ -214,7 +214,8 @@ __device__ __forceinline__ bool send_all(const Block& block, const Rows& rows, O
 // yet that of their scales, would clean among them.
 __device__ __forceinline__ void own_bank(const Block& block) {
     const LlView& view = block.view;
-    set_owner(view, view.handle);
+    set_owner(view, block.op.epoch);
+    *filled_by(block.op.common, block.op.ranks()) = block.op.epoch;
     st_relaxed_gpu(&view.state->row_bytes[view.bank], block.shape.row_bytes);
     st_relaxed_gpu(&view.state->scale_bytes[view.bank], view.scale_bytes);
 }

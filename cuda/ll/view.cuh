@@ -8,15 +8,16 @@
 // Why a row is never written while somebody still reads it, or before its words hold kSentinel again
 //
 // A bank is *clean* if all words in which rows of peers arrive hold kSentinel. `LlViewState::owner` says so (0), or
-// whose rows are there. It changes between kernels only, in effect, and so do the lengths of rows: the last block of a
+// which dispatch has filled it, by its epoch. It changes between kernels only, in effect, and so do the lengths of rows: the last block of a
 // kernel to begin writes them when all have read them, and the next kernel of the group's order is the next to read
 // them.
 //
-// - A dispatch owns its bank from then on. A combine of that handle cleans it: each warp writes kSentinel over a
+// - A dispatch owns its bank from then on. A combine cleans it if that was the last dispatch of its handle, which has
+//   the epoch for that, or 0 where the rows were copied: each warp writes kSentinel over a
 //   chunk of the view behind its own load of the same chunk of the caller's rows, which may be the view; where these
 //   have another length, of the view's longer or shorter rows its share. The experts have read the view by then, as a
-//   view lives until the combine begins. Own rows stay, as nobody polls them. Where the bank has another owner by now,
-//   or the combine's rows lie in it otherwise than they came, it leaves the bank alone.
+//   view lives until the combine begins. Own rows stay, as nobody polls them. Where the bank has another owner, or the
+//   combine's rows lie in it otherwise than they came, it leaves the bank alone.
 // - A dispatch to a bank that is not clean cleans it first, with all its blocks. So does one whose rows, or scales,
 //   have other lengths than those before, and then all that those could reach: rows are polled where own rows were, or
 //   scales, which are not cleaned (view_rows.cuh). All ranks know that alike, so none goes by what its peers have
@@ -230,6 +231,10 @@ __device__ __forceinline__ bool advance(const Op& op, uint32_t counted) {
         st_relaxed_gpu(&op.common.channel_state->epoch, op.epoch);
     }
     return has_last;
+}
+// Where a handle has the epoch of its last dispatch if that filled a bank, else 0.
+__device__ __forceinline__ uint32_t* filled_by(const LlCommon& common, uint32_t ranks) {
+    return common.handle.tokens_of + ranks;
 }
 __device__ __forceinline__ void set_owner(const LlView& view, uint32_t owner) {
     st_relaxed_gpu(&view.state->owner[view.bank], owner);

@@ -47,6 +47,9 @@ struct ForwardedView {
     static constexpr bool kScaled = true;
     const ScaledRows& rows;
 
+    // Instead of where a lane's part begins: it has none.
+    static constexpr uint32_t kNoScales = ~uint32_t{0};
+
     struct Scales {
         uint32_t first;
         Vec16 part;
@@ -57,7 +60,11 @@ struct ForwardedView {
                 const Remote<uint64_t> to = scales_at_peer(block, peer, row) + first / sizeof(uint32_t);
 #pragma unroll
                 for (uint32_t i = 0; i < 4; i += 2) {
-                    put_values(to + i, scales_packet(block.op, part.word[i]), scales_packet(block.op, part.word[i + 1]));
+                    // What nobody awaits might come when the bank is clean again.
+                    if (first + i * sizeof(uint32_t) < view.rows.scale_bytes) {
+                        put_values(to + i, scales_packet(block.op, part.word[i]),
+                                   scales_packet(block.op, part.word[i + 1]));
+                    }
                 }
             }
         }
@@ -69,7 +76,8 @@ struct ForwardedView {
 
     __device__ __forceinline__ void fetch(const Block& block, uint32_t token, const Chunk& chunk, Fetched& part) const {
         PlainView{}.fetch(block, token, chunk, part.payload);
-        part.scales.first = (lane_idx() * block.shape.chunks + chunk.index) * sizeof(Vec16);
+        const bool is_chunk = chunk.index < block.shape.chunks;
+        part.scales.first = is_chunk ? (lane_idx() * block.shape.chunks + chunk.index) * sizeof(Vec16) : kNoScales;
         if (part.scales.first < rows.scale_bytes) {
             part.scales.part =
                 ScalePart{rows, rows.from, scales_of_row(rows, rows.from, 0, token), part.scales.first}.load();

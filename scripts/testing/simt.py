@@ -60,7 +60,7 @@ _RUNS = (
     _Run("test_formats", "test_formats", 2, 2, _IN_ORDER),
     _Run("test_ht/without_a_pause", "test_ht without_a_pause", 2, 2),
     _Run("test_ht/by_expert", "test_ht rows_by_expert", 3, 2),
-    _Run("test_ht/behind_a_failure", "test_ht behind_a_failure", 3, 2),
+    _Run("test_ht/behind_a_failure", "test_ht behind_a_failure", 3, 4),
     _Run("test_errors/ht", "test_errors ht_", 3, 2),
     _Run("test_errors/ll_different_calls", "test_errors ll_different_calls", 3, 2),
     _Run("test_errors/ll_rank_that_stops", "test_errors ll_rank_that_stops", 3, 2),

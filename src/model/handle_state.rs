@@ -134,7 +134,7 @@ pub struct LlSections {
     /// i32 `[ranks][most_tokens][top_k]`: row of the output of each entry that came here, negative if none. Rank-major
     /// the first entry of a token has its row, whichever came.
     pub row_of: usize,
-    /// u32 `[ranks]`: tokens of each rank.
+    /// u32 `[ranks + 1]`: tokens of each rank, then on GPUs which view has the rows.
     pub tokens_of: usize,
     /// i64 `[most_tokens][top_k]`: room for ids of 32 bits as the kernels read them, if they may be such.
     pub ids: usize,
@@ -149,7 +149,7 @@ impl LlSections {
         Self {
             expert_of: block.take(sources * entries),
             row_of: block.take(shape.ranks * entries),
-            tokens_of: block.take(shape.ranks * WORD_BYTES),
+            tokens_of: block.take((shape.ranks + 1) * WORD_BYTES),
             ids: block.take(shape.id_bytes()),
             bytes: block.bytes(),
         }
@@ -176,7 +176,7 @@ pub fn block_bytes(facts: &GroupFacts, top_k: usize, form: HandleForm) -> Option
 /// Begins each header: "nEpH".
 const MAGIC: u32 = 0x6e45_7048;
 /// Changes with the sections, or with what they mean.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 pub const HEADER_WORDS: usize = 20;
 /// The first of them, which tell whether a block is what an operation takes it for. The others tell of its routing.

@@ -4,6 +4,8 @@
 pub const MAX_OBJECTS: usize = 64;
 /// What begins of memory and tensors are multiples of.
 pub const OBJECT_ALIGN: u64 = 16;
+/// Ranks tell each other offsets in units of that, in 32 bits.
+const REACHED_BYTES: u64 = OBJECT_ALIGN << 32;
 
 /// Where a tensor lies. The number of an object is the same on all ranks; the offset need not be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,11 +62,11 @@ impl Ranges {
     }
 
     /// Where a tensor of `bytes` at `address` lies; `None` if kernels of peers could not reach it as they move rows: it
-    /// is not wholly in one object, or not aligned.
+    /// is not wholly in one object, too far behind its beginning, or not aligned.
     pub fn place_of(&self, address: u64, bytes: u64) -> Option<Place> {
         let range = self.find(address)?;
         let offset = address - range.begin;
-        let is_inside = bytes <= range.bytes - offset;
+        let is_inside = bytes <= range.bytes - offset && offset.saturating_add(bytes) <= REACHED_BYTES;
         let is_aligned = address.is_multiple_of(OBJECT_ALIGN);
         (is_inside && is_aligned).then_some(Place { object: range.object, offset })
     }
@@ -98,6 +100,15 @@ mod tests {
         assert_eq!(at(0x9000, 32), Some((5, 0)));
         assert_eq!(at(0x9000, u64::MAX), None);
         assert_eq!(at(0, 16), None);
+    }
+
+    #[test]
+    fn a_tensor_too_far_behind_the_beginning_is_in_none() {
+        let ranges = ranges(&[(4096, 80 << 30, 2)]);
+        let offset = |behind, bytes| ranges.place_of(4096 + behind, bytes).map(|it| it.offset);
+        assert_eq!(offset((64 << 30) - 32, 32), Some((64 << 30) - 32));
+        assert_eq!(offset((64 << 30) - 32, 48), None);
+        assert_eq!(offset(64 << 30, 16), None);
     }
 
     #[test]

@@ -16,7 +16,7 @@ use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
 use std::any::Any;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 pub struct Group {
     facts: GroupFacts,
@@ -38,6 +38,8 @@ pub struct Group {
     combine_waits: AtomicUsize,
     /// The bank of the next view.
     next_view: Mutex<ViewBank>,
+    /// How many have been filled.
+    views: AtomicU64,
     _with: Option<Arc<dyn Any + Send + Sync>>,
 }
 
@@ -76,6 +78,7 @@ impl Group {
             waits: AtomicUsize::new(0),
             combine_waits: AtomicUsize::new(0),
             next_view: Mutex::default(),
+            views: AtomicU64::new(0),
             _with: None,
         }
     }
@@ -253,7 +256,13 @@ impl Group {
         let mut next = self.next_view.lock();
         let filled = dispatch(*next)?;
         *next = next.next();
+        self.views.fetch_add(1, Ordering::Relaxed);
         Ok(filled)
+    }
+
+    /// How many views have been filled: that of a dispatch ends when so many more have as there are banks.
+    pub(super) fn views(&self) -> u64 {
+        self.views.load(Ordering::Relaxed)
     }
 
     /// The staged operation in `slot` was completed or given up.

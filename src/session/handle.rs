@@ -46,6 +46,21 @@ struct LlHandle {
 struct Sent {
     op: LlOp,
     slot: StagedSlot,
+    /// Views that had been filled before.
+    views: u64,
+}
+
+impl Sent {
+    /// What is received, when so many `views` have been filled: rows do not come into a view that another dispatch has
+    /// by now.
+    fn received(&self, views: u64) -> LlOp {
+        match self.op {
+            LlOp::Dispatch(op) if op.view.is_some() && views > self.views + ViewBank::COUNT as u64 => {
+                LlOp::Dispatch(LlDispatch { out: DevPtr::default(), ..op })
+            }
+            op => op,
+        }
+    }
 }
 
 /// The routing; a handle has none before its first update.
@@ -296,7 +311,8 @@ impl Handle {
             return self.count(&**backend, op, stream);
         }
         let send = |slot| backend.send(op, slot, stream);
-        handle.staged = Some(Sent { op: *op, slot: self.group.send_staged(send)? });
+        let views = self.group.views();
+        handle.staged = Some(Sent { op: *op, slot: self.group.send_staged(send)?, views });
         Ok(())
     }
 
@@ -320,7 +336,7 @@ impl Handle {
         if let Some(checks) = self.group.checks() {
             checks.ll_receive(routing, &sent.op, stream);
         }
-        backend.receive(&sent.op, sent.slot, stream)?;
+        backend.receive(&sent.received(self.group.views()), sent.slot, stream)?;
         let counted = self.count(&**backend, &sent.op, stream);
         self.group.end_staged(sent.slot);
         handle.staged = None;

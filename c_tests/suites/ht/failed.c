@@ -1,5 +1,9 @@
 // Operations and handles that were enqueued before their group's failure was known run behind it. None of them sends or
 // writes anything, neither on the rank that failed nor on one that heard of it.
+#define _GNU_SOURCE  // setenv, usleep
+#include <stdlib.h>
+#include <unistd.h>
+
 #include "harness/nodes.h"
 #include "reference/run.h"
 #include "reference/mapped.h"
@@ -101,6 +105,38 @@ static void behind_a_failure(EpEnv* env, Behind behind) {
     ref_buffer_free(&fixture.counter);
     ref_buffer_free(&fixture.ids);
     ref_run_close(&fixture.run);
+}
+
+// A block that counts tokens begins when the exchange of its handle has been given up, as rank 0 takes no part.
+EP_TEST(ht_a_late_block_behind_a_failure) {
+    enum { kManyTokens = 400, kTopK = 2 };
+    if (env->size == 1 || ep_num_nodes() > 1 || !ep_hold_block(0)) {
+        ep_skip("only the CPU build can hold up a block, and only another rank waits for it");
+        return;
+    }
+    ep_release_block();
+    const RefShape shape = {kLocalExperts * (unsigned)env->size, kManyTokens, kTopK, ncclBfloat16, kHidden};
+    EP_CHECK(setenv("NCCL_EP_TIMEOUT_MS", "2000", 1) == 0);
+    ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, &shape);
+    EP_CHECK(unsetenv("NCCL_EP_TIMEOUT_MS") == 0);
+    RefBuffer ids = ref_buffer_new(kManyTokens * kTopK * sizeof(int64_t));
+    EP_CHECK_CUDA(cudaMemset(ref_buffer_data(&ids), 0, ids.bytes));
+    ep_sync(env);
+    ep_barrier();
+    if (env->rank != 0) {
+        ncclEpHandle_t handle = NULL;
+        ncclResult_t state = ncclSuccess;
+        (void)ep_hold_block(0);
+        EP_CHECK_NCCL(ep_handle_create(&handle, group, ref_buffer_data(&ids), kManyTokens, kTopK, env->stream));
+        while (state == ncclSuccess && ncclEpGetAsyncError(group, &state) == ncclSuccess) usleep(1000);
+        ep_release_block();
+        ep_sync(env);
+        EP_CHECK_RESULT(state, ncclRemoteError);
+        EP_CHECK_NCCL(ncclEpHandleDestroy(handle));
+    }
+    ep_barrier();
+    EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
+    ref_buffer_free(&ids);
 }
 
 EP_TEST(ht_nothing_runs_behind_a_failure) {

@@ -215,3 +215,72 @@ EP_TEST(views_back_to_back) {
     }
     ref_runs_close(batches, kBatches);
 }
+
+// Between a dispatch that nobody combines and a combine come dispatches of the same handle whose rows are copied: the
+// combine leaves the bank of the first one alone, as its rows are not those that came last.
+EP_TEST(views_beside_copied_rows) {
+    enum { kRounds = 4 };
+    const Shape shape = {2, 65, 4, ncclBfloat16, 1200, kRefDistinct, false};
+    REF_SCOPED RefRun run;
+    open_view(&run, env, &shape, 990);
+    for (unsigned round = 0; round < kRounds; ++round) {
+        ref_dispatch(&run);
+        if (round % 2 == 0) ref_pair(&run);
+        else ref_dispatch_as(&run, kRefStaged);
+        ref_run_draw(&run, kRefNowhere, 5000 + round);
+        ref_dispatch_as(&run, kRefStaged);
+        ref_combine(&run);
+        ref_run_draw(&run, kRefDistinct, 6000 + round);
+        ref_pair(&run);
+        ref_pair(&run);
+    }
+}
+
+static void play_combine(void* context) {
+    const RefRun* run = context;
+    EP_CHECK_NCCL(ref_launch_combine(context, kRefWhole, run->env->stream));
+}
+
+// A combine in a graph of its own is about the bank that was filled when it was captured, which the handle's last
+// dispatch need not have filled.
+EP_TEST(views_of_a_captured_combine) {
+    enum { kRounds = 3 };
+    const Shape shape = {2, 65, 4, ncclBfloat16, 1200, kRefDistinct, false};
+    REF_SCOPED RefRun run;
+    open_view(&run, env, &shape, 995);
+    ref_dispatch(&run);
+    ref_prepare_combine(&run);
+    EpCaptured captured = ep_capture(env->stream, play_combine, &run);
+    ref_combine(&run);
+    ref_pair(&run);
+    for (unsigned round = 0; round < kRounds; ++round) {
+        ref_dispatch(&run);  // the bank of the graph
+        ref_run_draw(&run, kRefNowhere, 5000 + round);
+        ref_dispatch(&run);
+        ref_prepare_combine(&run);
+        ep_replay(&captured);
+        ep_sync(env);
+        ref_check_combine(&run);
+        ref_run_draw(&run, kRefDistinct, 6000 + round);
+        ref_pair(&run);
+        ref_pair(&run);
+    }
+    ep_release_captured(&captured);
+}
+
+// A staged dispatch is completed when another one has its view.
+EP_TEST(views_that_end_before_they_are_complete) {
+    RefRun batches[kBatches];
+    open_batches(batches, env, 1300);
+    for (unsigned i = 0; i < kBatches; ++i) ref_prepare_dispatch(&batches[i]);
+    ep_sync(env);
+    EP_CHECK_NCCL(ref_launch_dispatch(&batches[0], kRefStaged, env->stream));
+    EP_CHECK_NCCL(ref_launch_dispatch(&batches[1], kRefWhole, env->stream));
+    EP_CHECK_NCCL(ref_launch_dispatch(&batches[2], kRefStaged, env->stream));
+    EP_CHECK_NCCL(ncclEpComplete(batches[2].handle, NULL, env->stream));
+    EP_CHECK(batches[0].view == batches[2].view);
+    EP_CHECK_NCCL(ncclEpComplete(batches[0].handle, NULL, env->stream));
+    ep_sync(env);
+    ref_check_dispatch(&batches[2]);
+    ref_runs_close(batches, kBatches);
+}

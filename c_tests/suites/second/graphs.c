@@ -92,6 +92,46 @@ EP_TEST(updates_by_expert_are_captured) {
     replay_beside(env, &test, &test);
 }
 
+static void play_routed(void* context) {
+    const Run* run = context;
+    EP_CHECK_NCCL(run_dispatch(run, NCCL_EP_FWD_PASS));
+    EP_CHECK_NCCL(run_combine(run, NCCL_EP_BWD_PASS));
+}
+
+// Operations in a graph keep the routing that their handle had when they were captured.
+EP_TEST(a_routing_stays_in_its_graph) {
+    if (!ranks_share_a_node()) return;
+    Case test = kSmallHt;
+    test.max_tokens = 12;
+    test.top_k = 3;
+    test.uneven = true;
+    test.recv_rows = (unsigned)env->size * test.max_tokens;
+    Run run, later;
+    run_open(&run, env, NULL, &test, 950);
+    run_open(&later, env, run.group, &test, 960);
+    run_init(&run);
+    run_init(&later);
+    EP_CHECK_NCCL(run_update(&run));
+    ep_sync(env);
+    const EpCaptured captured = ep_capture(env->stream, play_routed, &run);
+    // The handle's next routing, and one of another handle, whose memory may be that of the first one.
+    Run next = later;
+    next.handle = run.handle;
+    EP_CHECK_NCCL(run_update(&next));
+    EP_CHECK_NCCL(run_update(&later));
+    for (unsigned i = 0; i < kReplays; ++i) {
+        run_poison(&run);
+        ep_replay(&captured);
+        ep_sync(env);
+        run_check_dispatch(&run, NCCL_EP_FWD_PASS);
+        run_check_combine(&run, NCCL_EP_BWD_PASS);
+        run_exchange(&next, NCCL_EP_FWD_PASS);
+    }
+    ep_release_captured(&captured);
+    run_close(&later);
+    run_close(&run);
+}
+
 // How many rows come is not known before each replay.
 EP_TEST(rows_that_are_counted_first_are_not_captured) {
     const Case test = kSmallHt;

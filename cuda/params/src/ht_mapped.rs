@@ -6,6 +6,8 @@ use crate::ht::{HtCombineParams, HtCommon, HtDispatchParams, HtScaledDispatchPar
 pub const HT_MAX_OBJECTS: u32 = 64;
 /// Packets of an offer, a multiple of two; `ht/offers.cuh` says what they are.
 pub const HT_OFFER_PACKETS: u32 = 6;
+/// Bytes in which an offer tells an offset, in 32 bits.
+pub const HT_OFFER_UNIT: u32 = 16;
 /// Bit of an offer's way: the tensor lies in an object; the bits below are its number.
 pub const HT_OFFER_MAPPED: u32 = 0x8000_0000;
 /// Threads of `ht_offer`: one for each rank.

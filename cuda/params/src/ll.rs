@@ -128,7 +128,7 @@ pub struct LlHandleMemory {
     /// `[ranks][max_tokens][top_k]`: output row of each entry that came here, negative if none. Rank-major: of each token,
     /// at its first entry.
     pub row_of: *mut i32,
-    /// `[ranks]`: tokens of each rank.
+    /// `[ranks + 1]`: tokens of each rank, then the epoch of the last dispatch if it filled a bank of views, else 0.
     pub tokens_of: *mut u32,
 }
 

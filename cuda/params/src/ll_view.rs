@@ -12,7 +12,7 @@ pub const LL_VIEW_THREADS: u32 = 256;
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct LlViewState {
-    /// The handle whose dispatch filled each bank, from 1 on; 0 if the bank is clean.
+    /// The epoch of the dispatch that filled each bank; 0 if the bank is clean.
     pub owner: [u32; LL_VIEW_BANKS as usize],
     /// Blocks that have cleaned a bank before they fill it.
     pub blocks_cleaned: u32,
@@ -34,7 +34,6 @@ pub struct LlView {
     pub state: *mut LlViewState,
     /// The bank that a dispatch fills and a combine cleans; `LL_VIEW_BANKS` for none.
     pub bank: u32,
-    pub handle: u32,
     /// In how many parts a row is taken, each by a block.
     pub parts: u32,
     /// Of how many rows, and then of how many parts, there are blocks.

@@ -1,6 +1,7 @@
 //! An HT handle on one node, and its operations.
 
 use crate::backend::cuda::auxiliary::GivenHeader;
+use crate::backend::cuda::driver::graph_marks::GraphCount;
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory, HostPage};
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::group_context::GroupContext;
@@ -125,6 +126,9 @@ impl CudaHt {
         after: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
         let group = &*self.group;
+        if let Some(memory) = &self.memory {
+            memory.in_graphs.add_if_captured(at)?;
+        }
         let turn = group.order.begin(at)?;
         let compared = match &self.header {
             Some(header) => header.compare(&group.context, op, at),
@@ -251,6 +255,8 @@ impl HtBackend for CudaHt {
 pub struct HandleMemory {
     buffer: Option<Buffer>,
     bytes: usize,
+    /// While graphs have the block, it serves no other routing, as nobody knows when they are launched.
+    pub in_graphs: GraphCount,
     pub received: HostPage<HtCount>,
 }
 
@@ -263,12 +269,12 @@ impl HandleMemory {
     pub fn new(group: &GroupContext, memory: &Arc<CudaMemory>, bytes: usize) -> Result<Self> {
         let received = HostPage::new(&memory.context, COUNTS)?;
         let buffer = (bytes > 0).then(|| group.block(memory, bytes)).transpose()?;
-        Ok(Self { buffer, bytes, received })
+        Ok(Self { buffer, bytes, in_graphs: GraphCount::default(), received })
     }
 
-    /// The excess of this memory over `bytes`; `None` if it is too small, or has a block that nobody would use.
+    /// The excess of this memory over `bytes`; `None` if it is too small, in use, or has a block that nobody would use.
     pub fn waste(&self, bytes: usize) -> Option<usize> {
-        let fits = (bytes > 0) == self.buffer.is_some();
+        let fits = (bytes > 0) == self.buffer.is_some() && !self.in_graphs.has_any();
         self.bytes.checked_sub(bytes).filter(|_| fits)
     }
 

@@ -12,15 +12,15 @@ use crate::backend::cuda::params::common::KernelOp;
 use crate::backend::cuda::params::ht::{HtCombineParams, HtDispatchParams, HtScaledDispatchParams};
 use crate::backend::cuda::params::ht_mapped::{
     HT_MAPPED_SHARED_BYTES, HT_MAPPED_STAGES, HT_MAPPED_WARPS, HT_MAX_OBJECTS, HT_OFFER_MAPPED, HT_OFFER_THREADS,
-    HtDirectParams, HtMapped, HtOfferParams, HtPullParams, HtScaledDirectParams,
+    HT_OFFER_UNIT, HtDirectParams, HtMapped, HtOfferParams, HtPullParams, HtScaledDirectParams,
 };
 use crate::error::Result;
 use crate::model::group::ROW_ALIGN;
-use crate::model::objects::{MAX_OBJECTS, Place};
+use crate::model::objects::{MAX_OBJECTS, OBJECT_ALIGN, Place};
 use crate::model::ops::{HtCombine, HtDispatch, HtWay, Rows};
 use crate::model::scales::WireRow;
 
-const _: () = assert!(MAX_OBJECTS == HT_MAX_OBJECTS as usize);
+const _: () = assert!(MAX_OBJECTS == HT_MAX_OBJECTS as usize && OBJECT_ALIGN == HT_OFFER_UNIT as u64);
 
 /// Parts of rows that senders move are at most so long.
 const MOST_PART_BYTES: usize = 16 << 10;

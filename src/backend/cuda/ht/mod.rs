@@ -36,7 +36,6 @@ use crate::model::handle_state::{GivenBlock, HandleHome, block_bytes};
 use crate::model::ops::{HandleForm, IntWidth, Numbers, Routing, RoutingCounters, Stream};
 use crate::model::tensor::DevPtr;
 use once_cell::sync::OnceCell;
-use parking_lot::Mutex;
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
 
@@ -45,8 +44,6 @@ pub struct HtGroup {
     shared: Arc<HtShared>,
     memory: Arc<CudaMemory>,
     pool: Pool<HandleMemory>,
-    /// What graphs route into: it serves no other handle, as nobody knows when they are launched.
-    in_graphs: Mutex<Vec<Arc<HandleMemory>>>,
     /// `None` on one node.
     rails: Option<Arc<Rails>>,
 }
@@ -65,7 +62,7 @@ impl HtGroup {
             (Some(network), Some(nodes)) => Some(Arc::new(Rails::new(&shared, network, memory, nodes)?)),
             _ => None,
         };
-        Ok(Self { shared, memory: Arc::clone(memory), pool: Pool::default(), in_graphs: Mutex::default(), rails })
+        Ok(Self { shared, memory: Arc::clone(memory), pool: Pool::default(), rails })
     }
 
     /// All ranks create handles in the same order, but none waits for another here: a rank that cannot take part
@@ -85,10 +82,10 @@ impl HtGroup {
         });
         match prepared {
             Ok((params, handle)) => {
-                self.launch_route(Some(&handle), &params, at)?;
-                if let (true, Some(memory)) = (at.is_captured(), &handle.memory) {
-                    self.in_graphs.lock().push(Arc::clone(memory));
+                if let Some(memory) = &handle.memory {
+                    memory.in_graphs.add_if_captured(at)?;
                 }
+                self.launch_route(Some(&handle), &params, at)?;
                 Ok(handle)
             }
             Err(error) => {

@@ -84,10 +84,12 @@ impl HtShared {
         self.plan.grids(routing, self.device, &tuning)
     }
 
-    /// Enqueues that the `counts` of a handle are added to `totals`, behind a dispatch.
+    /// Enqueues that the `counts` of a handle are added to `totals`, behind a dispatch. In the group's order: the next
+    /// routing may have their memory.
     pub fn add_counts(&self, counts: *const i32, totals: DevPtr, at: &StreamScope) -> Result<()> {
         let experts = self.plan.facts.local_experts();
-        auxiliary::add_counts(&self.context, KernelOp::HtDispatch, (counts, totals), experts, at)
+        let turn = self.order.begin(at)?;
+        turn.end_after(auxiliary::add_counts(&self.context, KernelOp::HtDispatch, (counts, totals), experts, at))
     }
 
     /// The number of a new handle. Counted on every rank, even for a handle that fails.

@@ -141,7 +141,6 @@ impl Handle {
             rows: bank.and_then(|bank| views.own(bank)).unwrap_or_default().0 as *mut u8,
             state: views.state.0 as *mut LlViewState,
             bank: bank.map_or(LL_VIEW_BANKS, |bank| bank.index() as u32),
-            handle: self.number,
             parts: parts as u32,
             parts_reciprocal: reciprocal(parts as u32),
             warps: warps as u32,

@@ -46,8 +46,14 @@ impl HostLl {
         // perhaps on another stream, earlier work of the caller may still use the output.
         let messages = self.shared.mailboxes.receive_all(epoch)?;
         add_waits(&messages, op.waits);
-        // SAFETY: `rule` has checked the tensor `[L, R*M, H]` or `[R, M, H]`; the caller leaves it to the operation.
-        let out = unsafe { bytes_mut(op.out, rows * op.row.bytes()) };
+        let mut nowhere = Vec::new();
+        let out = if op.out.is_null() {
+            nowhere.resize(rows * op.row.bytes(), 0);
+            &mut nowhere[..]
+        } else {
+            // SAFETY: `rule` has checked the tensor `[L, R*M, H]` or `[R, M, H]`; the caller leaves it to the operation.
+            unsafe { bytes_mut(op.out, rows * op.row.bytes()) }
+        };
         let most = facts.max_tokens.unwrap_or(usize::MAX);
         let sent: Vec<SentTokens<'_>> = messages
             .iter()

@@ -141,7 +141,7 @@ impl Creation<'_> {
             size: part.size,
             group: Arc::clone(self.group),
             rails: Arc::clone(rails),
-            _memory: Some(part.memory),
+            memory: Some(part.memory),
             base: part.base,
             grids: self.group.grids(&part.routing),
             routing: part.routing,

@@ -117,7 +117,7 @@ impl GivenHt {
         let mut handle = NodesHt {
             group: Arc::clone(group),
             rails: Arc::clone(rails),
-            _memory: None,
+            memory: None,
             base: memory_of(rails, self.block),
             size: size(group, rails, &routing),
             routing,

@@ -1,6 +1,7 @@
 //! A handle over several nodes, once it is made.
 
 use crate::backend::cuda::driver::memory::Buffer;
+use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::ht::nodes::plan::{HandleParts, HandleSize, Stages};
 use crate::backend::cuda::ht::nodes::rails::{Banks, NodesMemory, Rails};
 use crate::backend::cuda::ht::plan::HandleGrids;
@@ -18,7 +19,7 @@ pub struct NodesHt {
     pub group: Arc<HtShared>,
     pub rails: Arc<Rails>,
     /// What the library has of it; `None` if it was opened again in a caller's memory.
-    pub _memory: Option<Arc<NodesMemory>>,
+    pub memory: Option<Arc<NodesMemory>>,
     /// Where it begins on the device.
     pub base: DevPtr,
     pub size: HandleSize,
@@ -83,6 +84,11 @@ impl Counts {
 }
 
 impl NodesHt {
+    /// Keeps the library's memory for the graph that `at` is captured into, if it is.
+    pub fn stay_in_graph(&self, at: &StreamScope) -> Result<()> {
+        self.memory.as_ref().map_or(Ok(()), |memory| memory.in_graphs.add_if_captured(at))
+    }
+
     /// The handle's memory as kernels see it.
     pub fn device(&self) -> Result<HtNodesMemory> {
         Ok(self.parts()?.memory)

@@ -2,6 +2,7 @@
 
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::event::DriverEvent;
+use crate::backend::cuda::driver::graph_marks::GraphCount;
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory, HostPage};
 use crate::backend::cuda::group_context::GroupContext;
 use crate::backend::cuda::ht::nodes::messages::{Bank, TokenBytes};
@@ -140,6 +141,8 @@ impl Rails {
 pub struct NodesMemory {
     buffer: Buffer,
     bytes: usize,
+    /// While graphs have it, it serves no other routing.
+    pub in_graphs: GraphCount,
     /// Tokens that travel, the most that a rank has, and the rows that this one receives; where they lie by expert also
     /// the slots; and what ranks tell of their room.
     pub announced: HostPage<HtCount>,
@@ -153,12 +156,13 @@ impl NodesMemory {
         let bytes = plan.memory(0, size)?.bytes;
         let announced = HostPage::new(&memory.context, plan.announced() + 1 + plan.ranks)?;
         let forwarded = HostPage::new(&memory.context, plan.forwarded)?;
-        Ok(Self { buffer: group.block(memory, bytes)?, bytes, announced, forwarded })
+        let in_graphs = GraphCount::default();
+        Ok(Self { buffer: group.block(memory, bytes)?, bytes, in_graphs, announced, forwarded })
     }
 
-    /// The excess of this memory over `bytes`; `None` if it is too small.
+    /// The excess of this memory over `bytes`; `None` if it is too small, or in use.
     pub fn waste(&self, bytes: usize) -> Option<usize> {
-        self.bytes.checked_sub(bytes)
+        self.bytes.checked_sub(bytes).filter(|_| !self.in_graphs.has_any())
     }
 
     /// Where the device memory begins.

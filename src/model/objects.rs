@@ -105,7 +105,7 @@ mod tests {
     #[test]
     fn a_tensor_too_far_behind_the_beginning_is_in_none() {
         let ranges = ranges(&[(4096, 80 << 30, 2)]);
-        let offset = |behind, bytes| ranges.place_of(4096 + behind, bytes).map(|it| it.offset);
+        let offset = |behind: u64, bytes| ranges.place_of(4096 + behind, bytes).map(|it| it.offset);
         assert_eq!(offset((64 << 30) - 32, 32), Some((64 << 30) - 32));
         assert_eq!(offset((64 << 30) - 32, 48), None);
         assert_eq!(offset(64 << 30, 16), None);

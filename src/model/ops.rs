@@ -168,6 +168,7 @@ pub struct LlDispatch {
     pub row: RowType,
     pub scaled: Option<Scaled>,
     pub tokens: DevPtr,
+    /// Where rows come; NULL as a phase is received whose rows nobody wants.
     pub out: DevPtr,
     /// Rank-major: they are a view, in this bank of the library's.
     pub view: Option<ViewBank>,
@@ -350,9 +351,9 @@ impl ViewBank {
         self.0
     }
 
-    /// The bank whose turn comes after this one's.
-    pub fn next(self) -> Self {
-        Self((self.0 + 1) % Self::COUNT)
+    /// That of the view with this number, from 0 on.
+    pub fn of_view(number: usize) -> Self {
+        Self(number % Self::COUNT)
     }
 }
 

@@ -11,12 +11,13 @@ use crate::model::tensor::DevPtr;
 use crate::session::about::About;
 use crate::session::check::Checks;
 use crate::session::choices::{Asked, Choices, Selector};
+use crate::session::views::Views;
 use crate::tuning::{Learned, Operation};
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
 use std::any::Any;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 pub struct Group {
     facts: GroupFacts,
@@ -36,10 +37,7 @@ pub struct Group {
     /// Addresses of the times that LL dispatches and combines wait; 0 if there are none.
     waits: AtomicUsize,
     combine_waits: AtomicUsize,
-    /// The bank of the next view.
-    next_view: Mutex<ViewBank>,
-    /// How many have been filled.
-    views: AtomicU64,
+    views: Mutex<Views>,
     _with: Option<Arc<dyn Any + Send + Sync>>,
 }
 
@@ -77,8 +75,7 @@ impl Group {
             totals: AtomicUsize::new(0),
             waits: AtomicUsize::new(0),
             combine_waits: AtomicUsize::new(0),
-            next_view: Mutex::default(),
-            views: AtomicU64::new(0),
+            views: Mutex::default(),
             _with: None,
         }
     }
@@ -251,18 +248,20 @@ impl Group {
         Ok(slot)
     }
 
-    /// Fills the next view by `dispatch`, which is told its bank, or refuses.
-    pub(super) fn fill_view<T>(&self, dispatch: impl FnOnce(ViewBank) -> Result<T>) -> Result<T> {
-        let mut next = self.next_view.lock();
-        let filled = dispatch(*next)?;
-        *next = next.next();
-        self.views.fetch_add(1, Ordering::Relaxed);
+    /// Fills the next view by `dispatch` on `stream`, which is told its number, or refuses.
+    pub(super) fn fill_view<T>(&self, stream: Stream, dispatch: impl FnOnce(usize) -> Result<T>) -> Result<T> {
+        let capture = self.device().capture(stream)?;
+        let mut views = self.views.lock();
+        let count = views.count(capture);
+        let filled = dispatch(*count)?;
+        *count += 1;
         Ok(filled)
     }
 
-    /// How many views have been filled: that of a dispatch ends when so many more have as there are banks.
-    pub(super) fn views(&self) -> u64 {
-        self.views.load(Ordering::Relaxed)
+    /// Whether view `number` has ended, as another one has its bank; both outside of captures, or in that of `stream`.
+    pub(super) fn has_view_ended(&self, number: usize, stream: Stream) -> Result<bool> {
+        let capture = self.device().capture(stream)?;
+        Ok(*self.views.lock().count(capture) > number + ViewBank::COUNT)
     }
 
     /// The staged operation in `slot` was completed or given up.

@@ -46,21 +46,8 @@ struct LlHandle {
 struct Sent {
     op: LlOp,
     slot: StagedSlot,
-    /// Views that had been filled before.
-    views: u64,
-}
-
-impl Sent {
-    /// What is received, when so many `views` have been filled: rows do not come into a view that another dispatch has
-    /// by now.
-    fn received(&self, views: u64) -> LlOp {
-        match self.op {
-            LlOp::Dispatch(op) if op.view.is_some() && views > self.views + ViewBank::COUNT as u64 => {
-                LlOp::Dispatch(LlDispatch { out: DevPtr::default(), ..op })
-            }
-            op => op,
-        }
-    }
+    /// The number of the view that its rows come into.
+    view: Option<usize>,
 }
 
 /// The routing; a handle has none before its first update.
@@ -173,11 +160,14 @@ impl Handle {
                 if !op.out.is_null() {
                     return start(&mut handle, op).map(|()| None);
                 }
-                let view = self.group.fill_view(|bank| {
+                let view = self.group.fill_view(stream, |number| {
+                    let bank = ViewBank::of_view(number);
                     let view = || routed(&handle.routed)?.backend.view(&op, staged, bank);
                     let out = self.group.view_at(view, stream)?;
-                    let view = Some(bank);
-                    start(&mut handle, LlDispatch { out, view, ..op })?;
+                    start(&mut handle, LlDispatch { out, view: Some(bank), ..op })?;
+                    if let Some(sent) = &mut handle.staged {
+                        sent.view = Some(number);
+                    }
                     Ok(out)
                 })?;
                 Ok(Some(view))
@@ -311,8 +301,7 @@ impl Handle {
             return self.count(&**backend, op, stream);
         }
         let send = |slot| backend.send(op, slot, stream);
-        let views = self.group.views();
-        handle.staged = Some(Sent { op: *op, slot: self.group.send_staged(send)?, views });
+        handle.staged = Some(Sent { op: *op, slot: self.group.send_staged(send)?, view: None });
         Ok(())
     }
 
@@ -323,6 +312,16 @@ impl Handle {
             (Some(totals), Some(counts)) => backend.add_counts(counts, totals, stream),
             _ => Ok(()),
         }
+    }
+
+    /// What is received of a staged operation: no rows into a view that another dispatch has by now.
+    fn received(&self, sent: &Sent, stream: Stream) -> Result<LlOp> {
+        Ok(match (sent.op, sent.view) {
+            (LlOp::Dispatch(op), Some(view)) if self.group.has_view_ended(view, stream)? => {
+                LlOp::Dispatch(LlDispatch { out: DevPtr::default(), ..op })
+            }
+            (op, _) => op,
+        })
     }
 
     /// Enqueues the receive phase of the staged operation; succeeds if there is none.
@@ -336,7 +335,7 @@ impl Handle {
         if let Some(checks) = self.group.checks() {
             checks.ll_receive(routing, &sent.op, stream);
         }
-        backend.receive(&sent.received(self.group.views()), sent.slot, stream)?;
+        backend.receive(&self.received(sent, stream)?, sent.slot, stream)?;
         let counted = self.count(&**backend, &sent.op, stream);
         self.group.end_staged(sent.slot);
         handle.staged = None;

@@ -9,3 +9,4 @@ pub mod group;
 pub mod handle;
 mod memory;
 mod route;
+mod views;

@@ -109,7 +109,7 @@ static void behind_a_failure(EpEnv* env, Behind behind) {
 
 // A block that counts tokens begins when the exchange of its handle has been given up, as rank 0 takes no part.
 EP_TEST(ht_a_late_block_behind_a_failure) {
-    enum { kManyTokens = 400, kTopK = 2 };
+    enum { kManyTokens = 400, kTopK = 2, kGivingUpMicroseconds = 200000 };
     if (env->size == 1 || ep_num_nodes() > 1 || !ep_hold_block(0)) {
         ep_skip("only the CPU build can hold up a block, and only another rank waits for it");
         return;
@@ -129,6 +129,7 @@ EP_TEST(ht_a_late_block_behind_a_failure) {
         (void)ep_hold_block(0);
         EP_CHECK_NCCL(ep_handle_create(&handle, group, ref_buffer_data(&ids), kManyTokens, kTopK, env->stream));
         while (state == ncclSuccess && ncclEpGetAsyncError(group, &state) == ncclSuccess) usleep(1000);
+        usleep(kGivingUpMicroseconds);
         ep_release_block();
         ep_sync(env);
         EP_CHECK_RESULT(state, ncclRemoteError);

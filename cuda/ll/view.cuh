@@ -8,16 +8,16 @@
 // Why a row is never written while somebody still reads it, or before its words hold kSentinel again
 //
 // A bank is *clean* if all words in which rows of peers arrive hold kSentinel. `LlViewState::owner` says so (0), or
-// which dispatch has filled it, by its epoch. It changes between kernels only, in effect, and so do the lengths of rows: the last block of a
-// kernel to begin writes them when all have read them, and the next kernel of the group's order is the next to read
-// them.
+// which dispatch has filled it, by its epoch. It changes between kernels only, in effect, and so do the lengths of rows:
+// the last block of a kernel to begin writes them when all have read them, and the next kernel of the group's order is
+// the next to read them.
 //
-// - A dispatch owns its bank from then on. A combine cleans it if that was the last dispatch of its handle, which has
-//   the epoch for that, or 0 where the rows were copied: each warp writes kSentinel over a
-//   chunk of the view behind its own load of the same chunk of the caller's rows, which may be the view; where these
-//   have another length, of the view's longer or shorter rows its share. The experts have read the view by then, as a
-//   view lives until the combine begins. Own rows stay, as nobody polls them. Where the bank has another owner, or the
-//   combine's rows lie in it otherwise than they came, it leaves the bank alone.
+// - A dispatch owns its bank from then on. A combine cleans it if that is the last rank-major dispatch of its handle,
+//   which keeps that one's epoch, or 0 if its rows were copied: each warp writes kSentinel over a chunk of the view
+//   behind its own load of the same chunk of the caller's rows, which may be the view; where these have another length,
+//   of the view's longer or shorter rows its share. The experts have read the view by then, as a view lives until the
+//   combine begins. Own rows stay, as nobody polls them. Where the bank has another owner, or the combine's rows lie in
+//   it otherwise than they came, it leaves the bank alone.
 // - A dispatch to a bank that is not clean cleans it first, with all its blocks. So does one whose rows, or scales,
 //   have other lengths than those before, and then all that those could reach: rows are polled where own rows were, or
 //   scales, which are not cleaned (view_rows.cuh). All ranks know that alike, so none goes by what its peers have

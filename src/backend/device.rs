@@ -89,10 +89,6 @@ pub trait Device: Memory + Marks {
     fn is_captured(&self, _stream: Stream) -> Result<bool> {
         Ok(false)
     }
-    /// The number of the capture that a caller's `stream` is part of.
-    fn capture(&self, _stream: Stream) -> Result<Option<u64>> {
-        Ok(None)
-    }
     /// Does `work` so that captures which this thread has open go on, even if it makes calls that end them otherwise.
     fn apart_from_captures(&self, work: &mut dyn FnMut()) -> Result<()> {
         work();

@@ -351,9 +351,9 @@ impl ViewBank {
         self.0
     }
 
-    /// That of the view with this number, from 0 on.
-    pub fn of_view(number: usize) -> Self {
-        Self(number % Self::COUNT)
+    /// The bank whose turn comes after this one's.
+    pub fn next(self) -> Self {
+        Self((self.0 + 1) % Self::COUNT)
     }
 }
 

@@ -11,7 +11,7 @@ use crate::model::tensor::DevPtr;
 use crate::session::about::About;
 use crate::session::check::Checks;
 use crate::session::choices::{Asked, Choices, Selector};
-use crate::session::views::Views;
+use crate::session::views::{View, Views};
 use crate::tuning::{Learned, Operation};
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
@@ -248,20 +248,21 @@ impl Group {
         Ok(slot)
     }
 
-    /// Fills the next view by `dispatch` on `stream`, which is told its number, or refuses.
-    pub(super) fn fill_view<T>(&self, stream: Stream, dispatch: impl FnOnce(usize) -> Result<T>) -> Result<T> {
-        let capture = self.device().capture(stream)?;
+    /// Fills the next view by `dispatch` on `stream`, which is told its bank, or refuses.
+    pub(super) fn fill_view<T>(
+        &self,
+        stream: Stream,
+        dispatch: impl FnOnce(ViewBank) -> Result<T>,
+    ) -> Result<(View, T)> {
+        let is_captured = self.device().is_captured(stream)?;
         let mut views = self.views.lock();
-        let count = views.count(capture);
-        let filled = dispatch(*count)?;
-        *count += 1;
-        Ok(filled)
+        let filled = dispatch(views.next())?;
+        Ok((views.fill(is_captured), filled))
     }
 
-    /// Whether view `number` has ended, as another one has its bank; both outside of captures, or in that of `stream`.
-    pub(super) fn has_view_ended(&self, number: usize, stream: Stream) -> Result<bool> {
-        let capture = self.device().capture(stream)?;
-        Ok(*self.views.lock().count(capture) > number + ViewBank::COUNT)
+    /// Whether another dispatch has the view by now.
+    pub(super) fn has_view_ended(&self, view: View) -> bool {
+        self.views.lock().has_ended(view)
     }
 
     /// The staged operation in `slot` was completed or given up.

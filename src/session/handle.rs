@@ -12,6 +12,7 @@ use crate::rule::{self, CombineTensors, DispatchTensors, ht, ll};
 use crate::session::choices::{About, Chosen};
 use crate::session::group::Group;
 use crate::session::route::{self, Given, Own, Routed};
+use crate::session::views::View;
 use crate::tuning::{Lie, Operation};
 use parking_lot::{Mutex, RwLock};
 use std::sync::Arc;
@@ -46,8 +47,8 @@ struct LlHandle {
 struct Sent {
     op: LlOp,
     slot: StagedSlot,
-    /// The number of the view that its rows come into.
-    view: Option<usize>,
+    /// That its rows come into.
+    view: Option<View>,
 }
 
 /// The routing; a handle has none before its first update.
@@ -160,17 +161,16 @@ impl Handle {
                 if !op.out.is_null() {
                     return start(&mut handle, op).map(|()| None);
                 }
-                let view = self.group.fill_view(stream, |number| {
-                    let bank = ViewBank::of_view(number);
+                let (view, out) = self.group.fill_view(stream, |bank| {
                     let view = || routed(&handle.routed)?.backend.view(&op, staged, bank);
                     let out = self.group.view_at(view, stream)?;
                     start(&mut handle, LlDispatch { out, view: Some(bank), ..op })?;
-                    if let Some(sent) = &mut handle.staged {
-                        sent.view = Some(number);
-                    }
                     Ok(out)
                 })?;
-                Ok(Some(view))
+                if let Some(sent) = &mut handle.staged {
+                    sent.view = Some(view);
+                }
+                Ok(Some(out))
             }
             ByMode::Ht(ht) => self.with_ht(ht, (Role::TokensIn, tensors.tokens), |routed| {
                 let mut op = ht::dispatch(facts, &routed.routing, tensors)?;
@@ -315,13 +315,13 @@ impl Handle {
     }
 
     /// What is received of a staged operation: no rows into a view that another dispatch has by now.
-    fn received(&self, sent: &Sent, stream: Stream) -> Result<LlOp> {
-        Ok(match (sent.op, sent.view) {
-            (LlOp::Dispatch(op), Some(view)) if self.group.has_view_ended(view, stream)? => {
+    fn received(&self, sent: &Sent) -> LlOp {
+        match (sent.op, sent.view) {
+            (LlOp::Dispatch(op), Some(view)) if self.group.has_view_ended(view) => {
                 LlOp::Dispatch(LlDispatch { out: DevPtr::default(), ..op })
             }
             (op, _) => op,
-        })
+        }
     }
 
     /// Enqueues the receive phase of the staged operation; succeeds if there is none.
@@ -335,7 +335,7 @@ impl Handle {
         if let Some(checks) = self.group.checks() {
             checks.ll_receive(routing, &sent.op, stream);
         }
-        backend.receive(&self.received(sent, stream)?, sent.slot, stream)?;
+        backend.receive(&self.received(sent), sent.slot, stream)?;
         let counted = self.count(&**backend, &sent.op, stream);
         self.group.end_staged(sent.slot);
         handle.staged = None;

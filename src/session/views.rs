@@ -1,29 +1,54 @@
-//! How many views a group has filled, by which they take turns.
+//! Which view is whose: a group's banks of views take turns.
 
-/// Captures with views of a group that may take turns.
-const MOST_CAPTURES: usize = 4;
+use crate::model::ops::ViewBank;
 
-/// Outside of captures, and in the last ones. Each capture counts from 0 on: so the views of a graph have the same banks
-/// as those of any other that has as many before, and ranks may replay graphs of different sizes beside each other.
+/// The views that a group has filled, in calls and in captures, which take turns together: so the views of graphs that
+/// are captured one after the other may overlap.
 #[derive(Default)]
 pub(super) struct Views {
-    outside: usize,
-    /// By the capture's number, the latest one last.
-    captured: Vec<(u64, usize)>,
+    next: ViewBank,
+    /// By bank, how often calls and captures have filled it. Only a replay does what was captured.
+    filled: [Filled; ViewBank::COUNT],
+}
+
+#[derive(Default)]
+struct Filled {
+    by_calls: usize,
+    in_captures: usize,
+}
+
+/// A view that was filled.
+#[derive(Clone, Copy)]
+pub(super) struct View {
+    bank: ViewBank,
+    is_captured: bool,
+    /// How often its bank has been filled in this way.
+    number: usize,
 }
 
 impl Views {
-    /// The views of `capture`, or outside of any.
-    pub fn count(&mut self, capture: Option<u64>) -> &mut usize {
-        let Some(capture) = capture else { return &mut self.outside };
-        if !self.captured.iter().any(|it| it.0 == capture) {
-            if self.captured.len() == MOST_CAPTURES {
-                self.captured.remove(0);
-            }
-            self.captured.push((capture, 0));
-        }
-        let found = self.captured.iter_mut().find(|it| it.0 == capture);
-        found.map_or(&mut self.outside, |it| &mut it.1)
+    /// The bank of the next view.
+    pub fn next(&self) -> ViewBank {
+        self.next
+    }
+
+    /// It has been filled.
+    pub fn fill(&mut self, is_captured: bool) -> View {
+        let bank = self.next;
+        self.next = bank.next();
+        let count = self.count(bank, is_captured);
+        *count += 1;
+        View { bank, is_captured, number: *count }
+    }
+
+    /// Whether another one has its bank by now.
+    pub fn has_ended(&mut self, view: View) -> bool {
+        *self.count(view.bank, view.is_captured) != view.number
+    }
+
+    fn count(&mut self, bank: ViewBank, is_captured: bool) -> &mut usize {
+        let filled = &mut self.filled[bank.index()];
+        if is_captured { &mut filled.in_captures } else { &mut filled.by_calls }
     }
 }
 
@@ -32,15 +57,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_capture_counts_by_itself() {
+    fn a_view_ends_when_its_bank_is_filled_again() {
         let mut views = Views::default();
-        *views.count(None) += 3;
-        for capture in [7, 8, 7, 9, 10] {
-            *views.count(Some(capture)) += 1;
+        let first = views.fill(false);
+        let second = views.fill(false);
+        assert!(!views.has_ended(first) && !views.has_ended(second));
+        views.fill(false);
+        assert!(views.has_ended(first) && !views.has_ended(second));
+    }
+
+    #[test]
+    fn what_is_captured_ends_no_view_of_a_call() {
+        let mut views = Views::default();
+        let called = views.fill(false);
+        let captured = views.fill(true);
+        for _ in 0..4 {
+            views.fill(true);
         }
-        assert_eq!([7, 8, 9].map(|it| *views.count(Some(it))), [2, 1, 1]);
-        assert_eq!(*views.count(None), 3);
-        assert_eq!(*views.count(Some(11)), 0);
-        assert_eq!(*views.count(Some(7)), 0, "the oldest is forgotten");
+        assert!(!views.has_ended(called) && views.has_ended(captured));
+        assert_eq!(views.next(), called.bank.next().next());
     }
 }

@@ -193,28 +193,6 @@ EP_TEST(views_in_graphs) {
     ref_runs_close(batches, kBatches);
 }
 
-// Ranks replay graphs that were captured one after the other, each with one view, as those of different batch sizes.
-EP_TEST(views_of_other_graphs) {
-    enum { kReplays = 4 };
-    RefRun batches[kBatches];
-    open_batches(batches, env, 790);
-    RefRun* run = &batches[0];
-    ref_pair(run);
-    EpCaptured captured[2] = {ep_capture(env->stream, play_pair, run), ep_capture(env->stream, play_pair, run)};
-    for (unsigned i = 0; i < kReplays; ++i) {
-        ref_prepare(run);
-        ref_routing_free(run->sent);
-        run->sent = ref_routing_copy(run->now);
-        ep_replay(&captured[(i + (unsigned)env->rank) % 2]);
-        ep_sync(env);
-        ref_check(run);
-        if (i % 2 == 1) ref_pair(&batches[1]);
-    }
-    ep_release_captured(&captured[0]);
-    ep_release_captured(&captured[1]);
-    ref_runs_close(batches, kBatches);
-}
-
 // Many operations back to back: ranks are as far apart as the protocol lets them.
 EP_TEST(views_back_to_back) {
     enum { kOperations = 60 };

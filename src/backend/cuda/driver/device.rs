@@ -1,10 +1,9 @@
 //! What the rest of the library asks of a group's GPU: memory, copies, streams and marks.
 
-use crate::backend::cuda::driver;
 use crate::backend::cuda::driver::context_handle::{ApartFromCaptures, Key, was_reset};
 use crate::backend::cuda::driver::event::Mark;
 use crate::backend::cuda::driver::memory::{self, CudaMemory};
-use crate::backend::cuda::driver::stream::{self, Capture};
+use crate::backend::cuda::driver::{self, stream};
 use crate::backend::device::{Device, EnteredDevice, Marks, Memory, StreamMark, may_run};
 use crate::backend::quiescence::{Attempt, UnderWay, Works};
 use crate::error::{Code, Error, Result};
@@ -133,11 +132,6 @@ impl Device for CudaMemory {
     fn is_captured(&self, stream: Stream) -> Result<bool> {
         let _entered = self.context.enter()?;
         stream::is_in_the_way(stream)
-    }
-
-    fn capture(&self, stream: Stream) -> Result<Option<u64>> {
-        let _entered = self.context.enter()?;
-        Ok(stream::capture_of(stream)?.map(|Capture(number)| number))
     }
 
     fn apart_from_captures(&self, work: &mut dyn FnMut()) -> Result<()> {

@@ -27,7 +27,7 @@ pub struct StreamId(u64);
 
 /// One recording of work into a graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Capture(pub u64);
+pub struct Capture(u64);
 
 impl StreamScope {
     /// Enters `context` for work on `stream`, until the result is dropped.
@@ -85,8 +85,7 @@ pub fn graph_of(stream: Stream) -> Result<Option<sys::CUgraph>> {
     Ok((status == ACTIVE).then_some(graph))
 }
 
-/// The capture that `stream` is part of, unless it has become invalid.
-pub fn capture_of(stream: Stream) -> Result<Option<Capture>> {
+fn capture_of(stream: Stream) -> Result<Option<Capture>> {
     let (status, id, _) = capture_status(stream)?;
     Ok((status == ACTIVE).then_some(Capture(id)))
 }

@@ -345,7 +345,7 @@ BUGS = (
         "            atomicAdd(&of_warp[named.rank], 1u);\n        }\n    });\n    __syncthreads();\n",
         "            atomicAdd(&of_warp[named.rank], 1u);\n        }\n    });\n", HT),
     Bug("numbers given before the parts before have been counted", "ht/route.cu",
-        "!= block.epoch()) {\n            spin_hint();", "== ~0u) {\n            spin_hint();",
+        "block.counted(0, i))) == block.epoch(); }", "block.counted(0, i))) != ~0u; }",
         "3 NCCLEP_SIMT_MULTIPROCESSORS=8 test_ht many_tokens"),
     Bug("a tally that goes on from handle to handle", "ht/route.cu",
         "        st_relaxed_gpu(block.rows_for(i), 0);\n", "", "3 test_ht ht_without_a_pause"),

@@ -33,7 +33,7 @@ BUGS = (
     Bug("offered before it is known that there is room", "ht/offers.cuh",
         " || !has_room(agreed.total)", "", "2 EP_TEST_MEMORY=mapped test_ht ht_token_output"),
     Bug("the own offset used for peers", "ht/offers.cuh",
-        "uint64_t{word(kOfferFirst)} * kOfferUnit;", "mapped.offset;", HT_MAPPED),
+        "uint64_t{word(kOfferFirst)} * HT_OFFER_UNIT;", "mapped.offset;", HT_MAPPED),
     Bug("an offer of another epoch", "ht/offers.cuh",
         "all = all && packet_epoch(packets[i]) == epoch;", "all = all && packet_epoch(packets[i]) != 0;",
         HT_MAPPED_AGAIN),

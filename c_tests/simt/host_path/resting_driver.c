@@ -70,6 +70,25 @@ CUresult cuStreamGetCaptureInfo_v2(CUstream stream, CUstreamCaptureStatus* statu
     return next(stream, status, id, graph, nodes, count);
 }
 
+// What a graph is to keep, as if it were gone at once.
+CUresult cuUserObjectCreate(CUuserObject* object, void* data, CUhostFn release, unsigned references, unsigned flags) {
+    static CUresult (*next)(CUuserObject*, void*, CUhostFn, unsigned, unsigned);
+    if (rests) {
+        *object = NULL;
+        release(data);
+        return CUDA_SUCCESS;
+    }
+    if (next == NULL) NEXT(next, "cuUserObjectCreate");
+    return next(object, data, release, references, flags);
+}
+
+CUresult cuGraphRetainUserObject(CUgraph graph, CUuserObject object, unsigned references, unsigned flags) {
+    static CUresult (*next)(CUgraph, CUuserObject, unsigned, unsigned);
+    if (rests) return CUDA_SUCCESS;
+    if (next == NULL) NEXT(next, "cuGraphRetainUserObject");
+    return next(graph, object, references, flags);
+}
+
 // A captured stream cannot be asked: that ends the capture.
 CUresult cuStreamGetId(CUstream stream, unsigned long long* id) {
     static CUresult (*next)(CUstream, unsigned long long*);

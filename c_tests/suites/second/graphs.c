@@ -101,6 +101,10 @@ static void play_routed(void* context) {
 // Operations in a graph keep the routing that their handle had when they were captured.
 EP_TEST(a_routing_stays_in_its_graph) {
     if (!ranks_share_a_node()) return;
+    if (ep_on_host_backend()) {
+        ep_skip("on the CPU backend a replay is a call");
+        return;
+    }
     Case test = kSmallHt;
     test.max_tokens = 12;
     test.top_k = 3;

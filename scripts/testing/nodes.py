@@ -43,7 +43,8 @@ _HOST_MORE = (*itertools.product(("0101", "0001"), _TOOLS),
 # With the kernels on the CPU: which of the splits a program is worth its seconds in, and how many
 # bytes an HT operation sends at a time, if that is not the default. Few bytes make many passes.
 # New rows go to the end, as the place of a row is its seed. A word behind a - leaves out what runs on one node.
-_SIMT = (("01", "", "test_ll -few_where"), ("01", "2000", "test_ht -every_top_k -many_tokens -without_a_pause"),
+_SIMT = (("01", "", "test_ll -few_where -views_beside -views_of_a_captured -views_that_end"),
+         ("01", "2000", "test_ht -every_top_k -many_tokens -without_a_pause"),
          ("01", "1200", "test_graph"),
          ("001", "400", "test_ht uneven_tokens"), ("010", "300", "test_ht gradients_with rows_are_counted"),
          ("01", "300", "test_formats casts"), ("0120", "600", "test_formats long_rows"),

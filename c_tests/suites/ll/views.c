@@ -220,7 +220,7 @@ EP_TEST(views_back_to_back) {
 // combine leaves the bank of the first one alone, as its rows are not those that came last.
 EP_TEST(views_beside_copied_rows) {
     enum { kRounds = 4 };
-    const Shape shape = {2, 65, 4, ncclBfloat16, 1200, kRefDistinct, false};
+    const Shape shape = {2, 65, 4, ncclBfloat16, 264, kRefDistinct, false};
     REF_SCOPED RefRun run;
     open_view(&run, env, &shape, 990);
     for (unsigned round = 0; round < kRounds; ++round) {
@@ -245,7 +245,7 @@ static void play_combine(void* context) {
 // dispatch need not have filled.
 EP_TEST(views_of_a_captured_combine) {
     enum { kRounds = 3 };
-    const Shape shape = {2, 65, 4, ncclBfloat16, 1200, kRefDistinct, false};
+    const Shape shape = {2, 65, 4, ncclBfloat16, 264, kRefDistinct, false};
     REF_SCOPED RefRun run;
     open_view(&run, env, &shape, 995);
     ref_dispatch(&run);

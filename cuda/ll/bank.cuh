@@ -90,4 +90,9 @@ struct Bank {
     }
 };
 
+// Where a handle has the epoch of its last rank-major dispatch if that filled a bank of views, else 0.
+__device__ __forceinline__ uint32_t* filled_by(const LlCommon& common, uint32_t ranks) {
+    return common.handle.tokens_of + ranks;
+}
+
 }  // namespace nccl_ep

@@ -35,7 +35,7 @@ __device__ __forceinline__ void hear_sources_by_rank(const Block<Op>& block) {
         time_sources(block);
         // No view has the rows (view.cuh).
         if (threadIdx.x == 0) {
-            block.params.common.handle.tokens_of[op.ranks()] = 0;
+            *filled_by(op.common, op.ranks()) = 0;
         }
     }
     const uint32_t local = block.shape.local_experts;

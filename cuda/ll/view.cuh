@@ -232,10 +232,6 @@ __device__ __forceinline__ bool advance(const Op& op, uint32_t counted) {
     }
     return has_last;
 }
-// Where a handle has the epoch of its last dispatch if that filled a bank, else 0.
-__device__ __forceinline__ uint32_t* filled_by(const LlCommon& common, uint32_t ranks) {
-    return common.handle.tokens_of + ranks;
-}
 __device__ __forceinline__ void set_owner(const LlView& view, uint32_t owner) {
     st_relaxed_gpu(&view.state->owner[view.bank], owner);
 }

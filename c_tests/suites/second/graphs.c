@@ -52,14 +52,20 @@ static void replay_beside(const EpEnv* env, const Case* test, const Case* other_
     run_close(&run);
 }
 
-EP_TEST(updates_are_captured) {
-    if (!ranks_share_a_node()) return;
+// Uneven tokens, with room for all of their rows.
+static Case uneven_case(const EpEnv* env) {
     Case test = kSmallHt;
     test.max_tokens = 12;
     test.top_k = 3;
     test.local_experts = 3;
     test.uneven = true;
     test.recv_rows = (unsigned)env->size * test.max_tokens;
+    return test;
+}
+
+EP_TEST(updates_are_captured) {
+    if (!ranks_share_a_node()) return;
+    Case test = uneven_case(env);
     const Case other = test;
     replay_beside(env, &test, &other);
     test.in_memory = true;
@@ -105,11 +111,7 @@ EP_TEST(a_routing_stays_in_its_graph) {
         ep_skip("on the CPU backend a replay is a call");
         return;
     }
-    Case test = kSmallHt;
-    test.max_tokens = 12;
-    test.top_k = 3;
-    test.uneven = true;
-    test.recv_rows = (unsigned)env->size * test.max_tokens;
+    const Case test = uneven_case(env);
     Run run, later;
     run_open(&run, env, NULL, &test, 950);
     run_open(&later, env, run.group, &test, 960);

@@ -62,12 +62,12 @@ struct ScaledKind {
     __device__ __forceinline__ static void send_whole(const Op& op, const Data& data,
                                                       const ScaledChunk& chunk,
                                                       EachSlot each_slot) {
-        const uint32_t flags = flags_of(data, chunk);
+        const bool with_sentinel = any_lane(has_sentinel(data, chunk));
         each_slot([&](const BankRow<Remote>& to) {
             put_to(data, to.data, chunk);
-            if (flags != 0) {
+            if (with_sentinel) {  // rarely, so all flags of the chunk
                 sync_warp();
-                if ((flags >> lane_idx() & 1) != 0) {
+                if (lane_idx() < kVecs) {
                     signal(to.flags + chunk.index * kVecs + lane_idx(), op.packet(0));
                 }
             }
@@ -118,18 +118,6 @@ struct ScaledKind {
     }
 
    protected:
-    // Bit i: whether flag number i of the chunk is needed. All lanes call it.
-    __device__ __forceinline__ static uint32_t flags_of(const Data& data, const ScaledChunk& chunk) {
-        const uint32_t sentinels = data.sentinels(chunk);
-        uint32_t flags = 0;
-        if (any_lane(static_cast<int>(sentinels))) {
-#pragma unroll 1
-            for (uint32_t i = 0; i < kVecs; ++i) {
-                flags |= any_lane(static_cast<int>(sentinels >> i & 1)) ? 1u << i : 0;
-            }
-        }
-        return flags;
-    }
     // Calls `with` for the lane's scales that take more than one access: in a loop, as their code is long.
     template <typename PartOf, typename With>
     __device__ __forceinline__ static void each_slow_turn(const ScaledChunk& chunk, PartOf part_of, With with) {

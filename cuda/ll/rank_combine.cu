@@ -269,9 +269,11 @@ __device__ __forceinline__ void look_around(const Block& block) {
     load_owners(block.view, owner);
     uint32_t row_bytes = 0;
     if (block.view.bank != LL_VIEW_BANKS) {
+        // All under way together: a pair of 128 tokens took 0.2 us longer when one was loaded for what another one says.
         const uint32_t filled = *filled_by(common, block.op.ranks());
-        const bool owns = filled != 0 && ld_relaxed_gpu(&block.view.state->owner[block.view.bank]) == filled;
+        const uint32_t owned_by = ld_relaxed_gpu(&block.view.state->owner[block.view.bank]);
         row_bytes = ld_relaxed_gpu(&block.view.state->row_bytes[block.view.bank]);
+        const bool owns = filled != 0 && owned_by == filled;
         // Rows of another length that lie there are not all loaded before they are cleaned.
         const bool cleans = owns && (block.view.lie_there == 0 || row_bytes == block.shape.row_bytes);
         row_bytes = cleans ? row_bytes : 0;

@@ -79,6 +79,8 @@ pub enum Subject {
     ScaleType,
     /// How the rows of a low-latency operation lie.
     Layout,
+    /// Which of the places that views take by turns is an operation's.
+    ViewPlace,
     /// How a low-latency combine sums.
     Variant,
     /// Whether the scales of a cast are powers of two.

@@ -346,6 +346,11 @@ pub struct ViewBank(usize);
 impl ViewBank {
     pub const COUNT: usize = 2;
 
+    /// The one with this number; there is none from [`ViewBank::COUNT`] on.
+    pub fn at(index: usize) -> Option<Self> {
+        (index < Self::COUNT).then_some(Self(index))
+    }
+
     /// Its number, below [`ViewBank::COUNT`].
     pub fn index(self) -> usize {
         self.0

@@ -110,6 +110,7 @@ impl Display for Name<'_> {
             Subject::RowType => f.write_str("data type"),
             Subject::ScaleType => f.write_str("data type of scales"),
             Subject::Layout => f.write_str("layout"),
+            Subject::ViewPlace => f.write_str("place of the view"),
             Subject::Variant => f.write_str("variant"),
             Subject::RoundScales => f.write_str(names.round_scales),
             Subject::Tensor(role) => f.write_str(tensor(role)),

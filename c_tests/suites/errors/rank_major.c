@@ -1,4 +1,6 @@
 // Refusals of rank-major low-latency operations: what differs from expert-major ones.
+#include "harness/graphs.h"
+#include "harness/nodes.h"
 #include "suites/errors/calls.h"
 
 #define RANKS "must be the number of ranks"
@@ -62,4 +64,57 @@ EP_TEST(rank_major_on_one_rank) {
         NCCL_EP_ALGO_LOW_LATENCY,   kDispatch,       kRankMajor,   NULL, "running-ll-layout",
         "layout: must be the same", "*expert-major", "*rank-major"};
     if (enough_ranks(env, 2, "running-ll-layout")) check_other_call(env, &kCall);
+}
+
+// Room for so many tokens that views are not copied.
+enum { kRoom = 129 };
+
+static void reopen_with_room(Session* session) {
+    const EpEnv* env = session->env;
+    ncclEpGroupConfig_t config = session_config(session);
+    config.max_tokens_per_rank = kRoom;
+    EP_CHECK_NCCL(ep_handle_destroy(&session->handle));
+    EP_CHECK_NCCL(ncclEpGroupDestroy(session->group, env->stream));
+    EP_REQUIRE_NCCL(ncclEpCreateGroup(&session->group, env->comm, &config, env->stream, NULL, NULL));
+    EP_REQUIRE_NCCL(open_handle(session));
+}
+
+typedef struct {
+    Session session;
+    void *ids, *weights;  // [R, kRoom, K]
+} ViewSession;
+
+static void dispatch_into_view(void* context) {
+    const ViewSession* view = context;
+    CallTensors tensors;
+    valid_tensors(&view->session, kRankMajor, &tensors);
+    for (unsigned i = 0; i < tensors.lists[kOutputs].count; ++i) {
+        EpView* out = &tensors.lists[kOutputs].views[i];
+        out->sizes[1] = kRoom;
+        const ncclEpTensorTag_t tag = out->tensor.tag;
+        out->tensor.data = tag == NCCL_EP_TENSOR_TAG_TOPK_IDX       ? view->ids
+                           : tag == NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS ? view->weights
+                                                                    : NULL;
+    }
+    EP_CHECK_NCCL(make_call(&view->session, kRankMajor, &tensors, 0));
+}
+
+// Places of views are taken by turns, also by captures: one rank calls where the others replay.
+EP_TEST(rank_major_views_in_other_places) {
+    if (!enough_ranks(env, 2, "running-ll-view-place") || ep_on_host_backend() || ep_num_nodes() > 1) return;
+    const size_t entries = (size_t)env->size * kRoom * kTopK;
+    ViewSession view = {open_ll_session(env), ep_device_alloc(entries * sizeof(int64_t)),
+                        ep_device_alloc(entries * sizeof(float))};
+    reopen_with_room(&view.session);
+    dispatch_into_view(&view);
+    EpCaptured captured = ep_capture(env->stream, dispatch_into_view, &view);
+    ep_sync(env);
+    ep_barrier();
+    if (is_odd(env)) dispatch_into_view(&view);
+    else ep_replay(&captured);
+    check_all_notice(&view.session, kRankMajor, "running-ll-view-place", "place of the view: must be the same",
+                     is_odd(env) ? " (got 0, expected 1)" : " (got 1, expected 0)");
+    ep_release_captured(&captured);
+    ep_device_free(view.ids);
+    ep_device_free(view.weights);
 }

@@ -50,14 +50,13 @@ fn form(cast: &Cast) -> Scales {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ScalesWord(pub u32);
 
-/// Below the element type: whether rows go straight into a view, then bytes of a row's scales.
+/// The element type, and below it bytes of a row's scales.
 const TYPE_SHIFT: u32 = 28;
-const IN_VIEW: u32 = 1 << (TYPE_SHIFT - 1);
 
 const _: () = assert!((DType::LAST as u32) < 1 << (u32::BITS - TYPE_SHIFT));
 
 /// The most bytes of a row's scales that the word can express.
-pub const MOST_SCALE_BYTES: usize = IN_VIEW as usize - 1;
+pub const MOST_SCALE_BYTES: usize = (1 << TYPE_SHIFT) - 1;
 
 impl ScalesWord {
     /// The word of rows that travel as `row`.
@@ -71,15 +70,6 @@ impl ScalesWord {
         // A row with its scales fits the group's bound of a row, which is smaller.
         let bytes = scales.bytes().min(MOST_SCALE_BYTES) as u32;
         Self((scales.dtype as u32) << TYPE_SHIFT | bytes)
-    }
-
-    /// The same of rows that go straight into a view if `in_view`, which their fingerprint does not say.
-    pub fn in_view(self, in_view: bool) -> Self {
-        Self(self.0 | if in_view && self.0 != 0 { IN_VIEW } else { 0 })
-    }
-
-    pub fn is_in_view(self) -> bool {
-        self.0 & IN_VIEW != 0
     }
 
     pub fn bytes(self) -> usize {

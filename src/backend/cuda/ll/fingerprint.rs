@@ -4,37 +4,31 @@
 use crate::backend::cuda::fault::{differs, op_value, other_rows};
 use crate::backend::cuda::params::common::{Fault, FaultReport, KernelOp};
 use crate::backend::cuda::params::ll::LL_MAX_TOP_K;
-use crate::backend::cuda::scaled_rows::ScalesWord;
 use crate::error::Error;
 use crate::error::refusal::{Role, Subject};
 use crate::model::group::LlCombineMode;
 use crate::model::layout::layout_name;
+use crate::model::ops::ViewBank;
 use crate::model::tensor::DType;
 
-/// Lowest bits of the fields; the bytes of a row are at the bottom.
-const OP_SHIFT: u32 = 30;
-const DTYPE_SHIFT: u32 = 26;
-const TOP_K_SHIFT: u32 = 20;
-/// In the field of ids per token, which has their number less 1: whether rows are rank-major.
-const BY_RANK: u32 = 32;
 /// Unit of the row size in the word; every row is a multiple of it.
 const ROW_UNIT: u32 = 16;
 
-/// In the field of the operation: a dispatch of rows with scales. No LL operation has that number.
-const SCALED_DISPATCH: u32 = KernelOp::PeerSelftest as u32;
-/// There: a dispatch into a view, of rows without scales, which are rank-major; or, of others, a combine in which each
-/// entry's row comes home.
-const VIEW_OR_EXACT: u32 = 0;
-
 /// The longest row that a fingerprint can express.
-pub const MOST_ROW_BYTES: usize = (((1 << TOP_K_SHIFT) - 1) * ROW_UNIT) as usize;
+pub const MOST_ROW_BYTES: usize = 15 << 20;
 
-// An operation, type or number of ids that does not fit must not be read as another.
-const _: () = assert!((KernelOp::LlDispatch as u32) < 1 << (32 - OP_SHIFT));
-const _: () = assert!((KernelOp::LlCombine as u32) < 1 << (32 - OP_SHIFT));
-const _: () = assert!((DType::LAST as u32) < 1 << (OP_SHIFT - DTYPE_SHIFT));
-const _: () = assert!(LL_MAX_TOP_K <= BY_RANK);
-const _: () = assert!(BY_RANK << 1 == 1 << (DTYPE_SHIFT - TOP_K_SHIFT));
+// The word is a number of these digits, from the highest on: what is run, the type, ids per token less 1, the row.
+const RUNS: u32 = DISPATCH_BY_RANK + 2 * DISPATCHES_BY_RANK;
+const TYPES: u32 = DType::LAST as u32 + 1;
+const ROWS: u32 = MOST_ROW_BYTES as u32 / ROW_UNIT + 1;
+const _: () = assert!(RUNS as u64 * TYPES as u64 * LL_MAX_TOP_K as u64 * ROWS as u64 <= 1 << u32::BITS);
+
+// Values of the first one: expert-major dispatches, without scales and with them; combines, that in which each entry's row
+// comes home last; rank-major dispatches, each without a view and into each bank of views, then the same with scales.
+const COMBINE: u32 = 2;
+const COMBINE_BY_RANK: u32 = 4;
+const DISPATCH_BY_RANK: u32 = 5;
+const DISPATCHES_BY_RANK: u32 = 1 + ViewBank::COUNT as u32;
 
 /// An operation as its peers must run it, too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,8 +42,8 @@ pub struct LlFingerprint {
     pub top_k: u32,
     /// Whether rows are rank-major.
     pub by_rank: bool,
-    /// Whether rows go straight into a view; only if they are rank-major. Of rows with scales their word says it.
-    pub in_view: bool,
+    /// The bank of views that the rows go straight into; only if they are rank-major.
+    pub view: Option<ViewBank>,
     /// Whether each entry's row comes home; only if they are not.
     pub exact: bool,
     /// Bytes per row without its scales, at most [`MOST_ROW_BYTES`].
@@ -59,36 +53,39 @@ pub struct LlFingerprint {
 impl LlFingerprint {
     /// The word that ranks exchange.
     pub fn to_word(self) -> u32 {
-        let op = match (self.scaled, self.in_view || self.exact) {
-            (true, _) => SCALED_DISPATCH,
-            (false, true) => VIEW_OR_EXACT,
-            (false, false) => self.op as u32,
-        };
-        op << OP_SHIFT
-            | self.dtype << DTYPE_SHIFT
-            | (self.top_k.wrapping_sub(1) % BY_RANK) << TOP_K_SHIFT
-            | if self.by_rank { BY_RANK << TOP_K_SHIFT } else { 0 }
-            | (self.row_bytes / ROW_UNIT)
+        let digits = [(self.run(), RUNS), (self.dtype, TYPES), (self.top_k - 1, LL_MAX_TOP_K)];
+        let of_row = |word, (digit, values)| word * values + digit;
+        digits.into_iter().fold(0, of_row) * ROWS + self.row_bytes / ROW_UNIT
     }
 
     /// The fingerprint in a peer's word.
     pub fn from_word(word: u32) -> Self {
-        let field = |from: u32, to: u32| (word >> from) & ((1 << (to - from)) - 1);
-        let by_rank = field(TOP_K_SHIFT, DTYPE_SHIFT) >= BY_RANK;
-        let number = field(OP_SHIFT, 32);
-        let combines = match number {
-            VIEW_OR_EXACT => !by_rank,
-            number => number == KernelOp::LlCombine as u32,
-        };
+        let (word, row) = (word / ROWS, word % ROWS);
+        let (word, top_k) = (word / LL_MAX_TOP_K, word % LL_MAX_TOP_K);
+        let (run, dtype) = (word / TYPES, word % TYPES);
+        let of_rank = run.checked_sub(DISPATCH_BY_RANK);
+        let combines = (COMBINE..DISPATCH_BY_RANK).contains(&run);
         Self {
             op: if combines { KernelOp::LlCombine } else { KernelOp::LlDispatch },
-            scaled: number == SCALED_DISPATCH,
-            dtype: field(DTYPE_SHIFT, OP_SHIFT),
-            top_k: field(TOP_K_SHIFT, DTYPE_SHIFT) % BY_RANK + 1,
-            by_rank,
-            in_view: number == VIEW_OR_EXACT && by_rank,
-            exact: number == VIEW_OR_EXACT && !by_rank,
-            row_bytes: field(0, TOP_K_SHIFT) * ROW_UNIT,
+            scaled: of_rank.map_or(run == 1, |number| number >= DISPATCHES_BY_RANK),
+            dtype,
+            top_k: top_k + 1,
+            by_rank: run >= COMBINE_BY_RANK,
+            view: of_rank.and_then(|number| ViewBank::at((number % DISPATCHES_BY_RANK).checked_sub(1)? as usize)),
+            exact: run == COMBINE + 1,
+            row_bytes: row * ROW_UNIT,
+        }
+    }
+
+    fn run(self) -> u32 {
+        match (self.op, self.by_rank) {
+            (KernelOp::LlCombine, false) => COMBINE + u32::from(self.exact),
+            (KernelOp::LlCombine, true) => COMBINE_BY_RANK,
+            (_, false) => u32::from(self.scaled),
+            (_, true) => {
+                let scaled = u32::from(self.scaled) * DISPATCHES_BY_RANK;
+                DISPATCH_BY_RANK + scaled + self.view.map_or(0, |bank| bank.index() as u32 + 1)
+            }
         }
     }
 }
@@ -100,20 +97,17 @@ pub fn of_report(report: &FaultReport) -> Option<Error> {
 
 /// What two ranks do not agree on, from their fingerprints.
 fn difference(report: &FaultReport) -> Error {
-    let [mine, theirs] =
-        [(report.expected, report.expected_scales), (report.got, report.got_scales)].map(|(fingerprint, scales)| {
-            let fingerprint = LlFingerprint::from_word(fingerprint);
-            let in_view = fingerprint.in_view || ScalesWord(scales).is_in_view();
-            LlFingerprint { in_view, ..fingerprint }
-        });
+    let [mine, theirs] = [report.expected, report.got].map(LlFingerprint::from_word);
     let differs = |subject| differs(report, subject);
     if mine.op != theirs.op {
         differs(Subject::Operation).found(op_value(mine.op as u32), op_value(theirs.op as u32))
     } else if mine.top_k != theirs.top_k {
         differs(Subject::Size(Role::Ids, 1)).got(mine.top_k, theirs.top_k)
-    } else if (mine.by_rank, mine.in_view) != (theirs.by_rank, theirs.in_view) {
-        let name = |it: LlFingerprint| layout_name(it.by_rank, it.in_view);
+    } else if (mine.by_rank, mine.view.is_some()) != (theirs.by_rank, theirs.view.is_some()) {
+        let name = |it: LlFingerprint| layout_name(it.by_rank, it.view.is_some());
         differs(Subject::Layout).got(name(mine), name(theirs))
+    } else if let (Some(mine), Some(theirs), true) = (mine.view, theirs.view, mine.view != theirs.view) {
+        differs(Subject::ViewPlace).got(mine.index(), theirs.index())
     } else if mine.exact != theirs.exact {
         let [mine, theirs] = LlCombineMode::variants(mine.exact);
         differs(Subject::Variant).got(mine, theirs)
@@ -129,63 +123,67 @@ fn difference(report: &FaultReport) -> Error {
 mod tests {
     use super::*;
     use crate::backend::cuda::params::common::{KernelOp, Wait};
-    use crate::model::scales::ScaleType;
 
     #[test]
     fn a_fingerprint_survives_its_word() {
         const DISPATCH: KernelOp = KernelOp::LlDispatch;
         const COMBINE: KernelOp = KernelOp::LlCombine;
-        for (op, scaled, special, dtype) in [
-            (DISPATCH, false, false, DType::Bfloat16),
-            (DISPATCH, true, false, DType::Float8E4M3),
-            (DISPATCH, false, true, DType::Bfloat16),
-            (COMBINE, false, true, DType::Bfloat16),
-            (COMBINE, false, false, DType::Float16),
-            (COMBINE, false, false, DType::LAST),
+        let mut words = Vec::new();
+        for (op, by_rank, scaled, view, exact) in [
+            (DISPATCH, false, false, None, false),
+            (DISPATCH, false, true, None, false),
+            (DISPATCH, true, false, None, false),
+            (DISPATCH, true, false, ViewBank::at(0), false),
+            (DISPATCH, true, false, ViewBank::at(1), false),
+            (DISPATCH, true, true, None, false),
+            (DISPATCH, true, true, ViewBank::at(0), false),
+            (DISPATCH, true, true, ViewBank::at(1), false),
+            (COMBINE, false, false, None, false),
+            (COMBINE, false, false, None, true),
+            (COMBINE, true, false, None, false),
         ] {
-            for (top_k, row_bytes, by_rank) in
-                [(1, 16, false), (LL_MAX_TOP_K, MOST_ROW_BYTES as u32, false), (LL_MAX_TOP_K, 16, true)]
-            {
-                let fingerprint = LlFingerprint {
-                    op,
-                    scaled,
-                    dtype: dtype as u32,
-                    top_k,
-                    by_rank,
-                    in_view: special && op == DISPATCH && by_rank,
-                    exact: special && op == COMBINE && !by_rank,
-                    row_bytes,
-                };
-                assert_eq!(LlFingerprint::from_word(fingerprint.to_word()), fingerprint);
+            for dtype in [DType::Int8, DType::Bfloat16, DType::LAST].map(|dtype| dtype as u32) {
+                for (top_k, row_bytes) in [(1, 16), (LL_MAX_TOP_K, MOST_ROW_BYTES as u32), (LL_MAX_TOP_K, 16)] {
+                    let fingerprint = LlFingerprint { op, scaled, dtype, top_k, by_rank, view, exact, row_bytes };
+                    assert_eq!(LlFingerprint::from_word(fingerprint.to_word()), fingerprint);
+                    words.push(fingerprint.to_word());
+                }
             }
         }
+        let all = words.len();
+        words.sort_unstable();
+        words.dedup();
+        assert_eq!(words.len(), all);
+        LlFingerprint::from_word(u32::MAX);
     }
 
     #[test]
-    fn rows_with_scales_that_go_into_a_view_are_told_from_others() {
-        let word = LlFingerprint {
+    fn a_difference_is_named() {
+        let rows = LlFingerprint {
             op: KernelOp::LlDispatch,
             scaled: true,
             dtype: DType::Float8E4M3 as u32,
             top_k: 8,
             by_rank: true,
-            in_view: false,
+            view: ViewBank::at(0),
             exact: false,
             row_bytes: 7168,
-        }
-        .to_word();
-        let scales = ScalesWord::new(ScaleType { dtype: DType::Float32, count: 56 });
-        let report = FaultReport {
-            state: Fault::Differs as u32,
-            op: KernelOp::LlDispatch as u32,
-            what: Wait::Begin as u32,
-            peer: 3,
-            expected: word,
-            got: word,
-            waited_ms: 0,
-            expected_scales: scales.in_view(true).0,
-            got_scales: scales.0,
         };
-        assert!(difference(&report).text().starts_with("Layout"));
+        let text_of = |theirs: LlFingerprint| {
+            let report = FaultReport {
+                state: Fault::Differs as u32,
+                op: KernelOp::LlDispatch as u32,
+                what: Wait::Begin as u32,
+                peer: 3,
+                expected: rows.to_word(),
+                got: theirs.to_word(),
+                waited_ms: 0,
+                expected_scales: 0,
+                got_scales: 0,
+            };
+            difference(&report).text()
+        };
+        assert!(text_of(LlFingerprint { view: None, ..rows }).starts_with("Layout"));
+        assert!(text_of(LlFingerprint { view: ViewBank::at(1), ..rows }).starts_with("ViewPlace"));
     }
 }

@@ -240,7 +240,7 @@ impl Handle {
     ) -> LlDispatchParams {
         LlDispatchParams {
             common: self.common(
-                LlFingerprint { in_view: self.bank_to_fill(op, part).is_some(), ..self.fingerprint_of_dispatch(op) },
+                LlFingerprint { view: self.bank_to_fill(op, part), ..self.fingerprint_of_dispatch(op) },
                 (op.wire(), grid.cut),
                 &grid.grid,
                 part,
@@ -285,7 +285,7 @@ impl Handle {
             channel: part.channel,
             phases: part.phases,
             fingerprint: fingerprint.to_word(),
-            scales_word: ScalesWord::of(row).in_view(fingerprint.in_view).0,
+            scales_word: ScalesWord::of(row).0,
             send_blocks: grid.send_blocks,
             receive_blocks: grid.receive_blocks,
         }
@@ -301,7 +301,7 @@ impl Handle {
     fn fingerprint(&self, op: KernelOp, row: WireRow, layout: Layout) -> LlFingerprint {
         LlFingerprint {
             by_rank: layout.is_rank_major(),
-            in_view: false,
+            view: None,
             exact: false,
             op,
             scaled: row.scales.is_some(),

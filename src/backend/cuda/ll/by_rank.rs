@@ -33,7 +33,7 @@ impl Handle {
         let few = self.few_dispatch(op, part);
         let Some(scaled) = &op.scaled else {
             let (grid, kernel) = match few {
-                Some(few) => (few.dispatch, kernels::ll_rank_dispatch_few()),
+                Some(few) => (few, kernels::ll_rank_dispatch_few()),
                 None => (self.plan.dispatch, kernels::ll_rank_dispatch()),
             };
             let grid = &grid.asked(op.launch, kernel.most_threads());
@@ -41,8 +41,8 @@ impl Handle {
             return self.launch_following(kernel, op.launch, grid.launch, &params, at);
         };
         let (grid, kernel) = match (scaled.cast(), few) {
-            (Some(cast), Some(few)) => (few.dispatch, kernels::ll_rank_dispatch_few_cast(cast.from)?),
-            (None, Some(few)) => (few.dispatch, kernels::ll_rank_dispatch_few_scaled()),
+            (Some(cast), Some(few)) => (few, kernels::ll_rank_dispatch_few_cast(cast.from)?),
+            (None, Some(few)) => (few, kernels::ll_rank_dispatch_few_scaled()),
             (Some(cast), None) => (self.plan.cast_dispatch, kernels::ll_rank_dispatch_cast(cast.from)?),
             (None, None) => (self.plan.scaled_dispatch, kernels::ll_rank_dispatch_scaled()),
         };
@@ -117,7 +117,9 @@ impl Handle {
         let (grid, parts) = (self.plan.view, view.parts as usize);
         let groups = if is_own { grid.groups(parts) } else { 1 };
         let group = launch_shape(op.launch, &mut view, grid.blocks(parts));
-        let shape = LaunchShape { blocks: groups * group.blocks, ..group };
+        // The last group receives the rank's own tokens, so blocks that have none of these are left out.
+        let last = if groups > 1 { grid.own_blocks(parts).min(group.blocks) } else { group.blocks };
+        let shape = LaunchShape { blocks: (groups - 1) * group.blocks + last, ..group };
         let params = LlRankCombineParams {
             combine,
             view,

@@ -157,7 +157,7 @@ impl Handle {
 
     fn launch_dispatch(&self, op: &LlDispatch, part: Part, at: &StreamScope) -> Result<()> {
         let (grid, kernel) = match self.few_dispatch(op, part) {
-            Some(few) => (few.dispatch, kernels::ll_dispatch_few()),
+            Some(few) => (few, kernels::ll_dispatch_few()),
             None => (self.plan.dispatch, kernels::ll_dispatch()),
         };
         let grid = &grid.asked(op.launch, kernel.most_threads());
@@ -169,8 +169,8 @@ impl Handle {
     #[inline(never)]
     fn launch_scaled_dispatch(&self, (op, scaled): (&LlDispatch, &Scaled), part: Part, at: &StreamScope) -> Result<()> {
         let (grid, kernel) = match (scaled.cast(), self.few_dispatch(op, part)) {
-            (Some(cast), Some(few)) => (few.dispatch, kernels::ll_dispatch_few_cast(cast.from)?),
-            (None, Some(few)) => (few.dispatch, kernels::ll_dispatch_few_scaled()),
+            (Some(cast), Some(few)) => (few, kernels::ll_dispatch_few_cast(cast.from)?),
+            (None, Some(few)) => (few, kernels::ll_dispatch_few_scaled()),
             (Some(cast), None) => (self.plan.cast_dispatch, kernels::ll_dispatch_cast(cast.from)?),
             (None, None) => (self.plan.scaled_dispatch, kernels::ll_dispatch_scaled()),
         };
@@ -211,10 +211,12 @@ impl Handle {
         self.plan.few.as_ref().filter(|_| part.is_whole() && asked.is_own())
     }
 
-    /// The same of a dispatch, of whose chunks a lane has one access there.
-    pub(super) fn few_dispatch(&self, op: &LlDispatch, part: Part) -> Option<&FewGrids> {
-        let is_few = |few: &FewGrids| few.rows.has(op.layout, op.scaled.is_some());
-        self.few(op.launch, part).filter(|few| is_few(few) && Chunks::of(op.wire(), Cut::Small).accesses == 1)
+    /// That of a dispatch, of whose chunks a lane has one access there.
+    pub(super) fn few_dispatch(&self, op: &LlDispatch, part: Part) -> Option<DispatchGrid> {
+        let row = op.wire();
+        let is_few = |few: &&FewGrids| few.rows.has(op.layout, op.scaled.is_some());
+        let suits = |_: &&FewGrids| Chunks::of(row, Cut::Small).accesses == 1;
+        self.few(op.launch, part).filter(is_few).filter(suits).map(|few| few.of_rows(row.payload.bytes()))
     }
 
     /// As [`GroupContext::launch_following`]; `shape` is of `asked`.

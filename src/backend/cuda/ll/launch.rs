@@ -175,8 +175,18 @@ pub struct FewGrids {
     /// Of which rows this rank has few.
     pub rows: FewRows,
     pub dispatch: DispatchGrid,
+    /// Of rows with `short_bytes` or less, half of the group's, as casts mostly have.
+    pub short_dispatch: DispatchGrid,
+    pub short_bytes: usize,
     /// Of fewer tokens than dispatches.
     pub combine: Option<Grid>,
+}
+
+impl FewGrids {
+    /// That of a dispatch of rows with so many bytes.
+    pub fn of_rows(&self, row_bytes: usize) -> DispatchGrid {
+        if row_bytes <= self.short_bytes { self.short_dispatch } else { self.dispatch }
+    }
 }
 
 /// Of which rows of a dispatch there are few enough for those kernels.
@@ -230,17 +240,20 @@ impl ViewGrid {
     pub fn blocks(self, parts: usize) -> u32 {
         let all = self.multiprocessors as usize;
         let serving = all.div_ceil(2).min(self.most_tokens * parts);
-        let wanted = (self.tokens * parts).max(serving).max(1);
-        wanted.min(BLOCKS_PER_MULTIPROCESSOR * all) as u32
+        self.own_blocks(parts).max(serving as u32).min((BLOCKS_PER_MULTIPROCESSOR * all) as u32)
+    }
+
+    /// A block for each part of the rank's tokens.
+    pub fn own_blocks(self, parts: usize) -> u32 {
+        (self.tokens * parts).max(1) as u32
     }
 
     /// Groups of blocks of a combine: one that receives and up to one that sends to each other rank, while a quarter of
     /// the multiprocessors has no block for the rank's own tokens; else one that does both.
     pub fn groups(self, parts: usize) -> u32 {
         let all = self.multiprocessors as usize;
-        let own = (self.tokens * parts).max(1);
         let most = BLOCKS_PER_MULTIPROCESSOR * all / self.blocks(parts) as usize;
-        (all * 3 / 4 / own).min(self.ranks).min(most).max(1) as u32
+        (all * 3 / 4 / self.own_blocks(parts) as usize).min(self.ranks).min(most).max(1) as u32
     }
 }
 

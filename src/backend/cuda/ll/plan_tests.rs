@@ -67,8 +67,8 @@ fn what_kernels_cannot_count_is_refused() {
     assert!(!refused(8, 2, 131_071) && refused(8, 2, 131_072));
     assert!(!refused(1, 2048, 1_048_575) && refused(1, 2049, 1_048_575));
     let rows_of = |row_bytes| GroupFacts { row_bytes, ..facts(4, LlCombineMode::Reduce) };
-    assert!(LlPlan::new(&rows_of((16 << 20) - 16), &one_node(8)).is_ok());
-    assert!(LlPlan::new(&rows_of(16 << 20), &one_node(8)).is_err());
+    assert!(LlPlan::new(&rows_of(15 << 20), &one_node(8)).is_ok());
+    assert!(LlPlan::new(&rows_of((15 << 20) + 16), &one_node(8)).is_err());
 }
 
 #[test]
@@ -223,12 +223,14 @@ fn few_tokens_have_blocks_of_each_kind() {
                 assert!(tokens < max_tokens && ranks * tokens > if ranks <= 2 { 32 } else { 64 });
                 continue;
             };
-            let Grid { blocks, send_blocks, receive_blocks, .. } = few.dispatch.grid;
-            assert!(blocks <= multiprocessors && send_blocks + receive_blocks < blocks && receive_blocks >= 2);
-            assert!(tokens == 0 || send_blocks >= 1);
-            let serving = few.dispatch.serve_blocks;
-            assert_eq!(serving > 0, tokens < max_tokens);
-            assert!(tokens == 0 || serving + 1 < receive_blocks);
+            for dispatch in [few.of_rows(few.short_bytes), few.of_rows(few.short_bytes + 1)] {
+                let Grid { blocks, send_blocks, receive_blocks, .. } = dispatch.grid;
+                assert!(blocks <= multiprocessors && send_blocks + receive_blocks < blocks && receive_blocks >= 2);
+                assert!(tokens == 0 || send_blocks >= 1);
+                let serving = dispatch.serve_blocks;
+                assert_eq!(serving > 0, tokens < max_tokens);
+                assert!(tokens == 0 || serving + 1 < receive_blocks);
+            }
             let Some(Grid { blocks, send_blocks, receive_blocks, .. }) = few.combine else {
                 assert!(ranks * tokens > if ranks <= 2 { 32 } else { 16 });
                 continue;
@@ -237,6 +239,18 @@ fn few_tokens_have_blocks_of_each_kind() {
             assert!(tokens == 0 || receive_blocks >= 1);
         }
     }
+}
+
+#[test]
+fn warps_of_few_tokens_have_a_chunk_each() {
+    let threads = |ranks, tokens| {
+        let facts = GroupFacts { ranks, row_bytes: 14_336, ..facts(tokens, LlCombineMode::Reduce) };
+        let plan = LlPlan::new(&facts, &one_node(ranks)).unwrap();
+        let few = plan.of_handle(&routing(tokens), 132).unwrap().few.unwrap();
+        [few.dispatch, few.short_dispatch].map(|dispatch| dispatch.grid.threads)
+    };
+    assert_eq!((threads(2, 8), threads(2, 16), threads(2, 32)), ([256; 2], [512; 2], [768; 2]));
+    assert_eq!((threads(4, 6), threads(4, 8), threads(4, 16)), ([256; 2], [512, 256], [768, 512]));
 }
 
 #[test]

@@ -185,15 +185,19 @@ impl LlPlan {
             && multiprocessors >= LEAST_BLOCKS
             && !is_tuned(Operation::LlDispatch)
             && !is_tuned(Operation::LlCombine);
-        suits.then(|| {
-            let (grid, serve_blocks) = self.few_dispatch(routing, multiprocessors);
+        let dispatch = |row_bytes| {
+            let (grid, serve_blocks) = self.few_dispatch(routing, multiprocessors, chunks(row_bytes));
             let launch = grid.launch_shape(shared_bytes);
-            FewGrids {
-                rows,
-                dispatch: DispatchGrid { grid, notify_blocks: 0, serve_blocks, cut: Cut::Small, launch },
-                combine: (rows.plain && self.pairs(routing.tokens) <= PAIRS_OF_COMBINE)
-                    .then(|| self.few_combine(routing.tokens, multiprocessors)),
-            }
+            DispatchGrid { grid, notify_blocks: 0, serve_blocks, cut: Cut::Small, launch }
+        };
+        let short_bytes = self.facts.row_bytes / 2;
+        suits.then(|| FewGrids {
+            rows,
+            dispatch: dispatch(self.facts.row_bytes),
+            short_dispatch: dispatch(short_bytes),
+            short_bytes,
+            combine: (rows.plain && self.pairs(routing.tokens) <= PAIRS_OF_COMBINE)
+                .then(|| self.few_combine(routing.tokens, multiprocessors)),
         })
     }
 
@@ -224,20 +228,28 @@ impl LlPlan {
 
     /// Of how many blocks of so many `threads` each warp moves a chunk of one of `rows`.
     fn few_blocks(&self, rows: usize, threads: u32) -> usize {
-        (rows * chunks(self.facts.row_bytes)).div_ceil(threads as usize / WARP)
+        blocks_of_chunks(rows * chunks(self.facts.row_bytes), threads)
     }
 
-    /// And how many blocks of a dispatch serve ranks with more tokens.
-    fn few_dispatch(&self, routing: &Routing, multiprocessors: u32) -> (Grid, u32) {
+    /// And how many blocks of a dispatch, of rows of so many `chunks`, serve ranks with more tokens.
+    fn few_dispatch(&self, routing: &Routing, multiprocessors: u32, chunks: usize) -> (Grid, u32) {
         let tokens = routing.tokens;
-        let threads = self.few_threads(tokens);
+        // A warp with a second chunk takes longer than more threads, which start later.
+        let fits = |threads| 3 * blocks_of_chunks(self.pairs(tokens) * chunks, threads) <= 2 * multiprocessors as usize;
+        let least = self.few_threads(tokens);
+        let threads = [LEAST_THREADS, LL_FEW_COMBINE_THREADS]
+            .into_iter()
+            .find(|threads| *threads >= least && fits(*threads))
+            .unwrap_or(LL_FEW_DISPATCH_THREADS);
         let entries = (tokens * routing.top_k).div_ceil(WARP);
-        let senders = at_most(self.few_blocks(tokens, threads), multiprocessors * 3 / 10);
+        // Of short rows more than there must be, so that each has less to do at a time.
+        let few_blocks = |rows| self.few_blocks(rows, threads);
+        let senders = at_most(few_blocks(tokens), multiprocessors * 3 / 10);
         let tellers = at_most(entries.max(self.facts.ranks), (multiprocessors / 8).max(1));
         // One hears.
         let room = multiprocessors - senders - tellers - 1;
-        let of_few = at_most(self.few_blocks(self.pairs(tokens), threads), room);
-        let more = self.few_blocks(self.pairs(self.max_tokens - tokens), threads);
+        let of_few = at_most(few_blocks(self.pairs(tokens)), room);
+        let more = few_blocks(self.pairs(self.max_tokens - tokens));
         let serving = at_most(more, (room - of_few).clamp(multiprocessors / 4, multiprocessors / SERVING_SHARE).max(1));
         let of_few = of_few.min(room - serving);
         (grid([senders, tellers, 1 + of_few + serving], threads), serving)
@@ -245,14 +257,15 @@ impl LlPlan {
 
     fn few_combine(&self, tokens: usize, multiprocessors: u32) -> Grid {
         let threads = self.few_threads(tokens).min(LL_FEW_COMBINE_THREADS);
+        let few_blocks = |rows| self.few_blocks(rows, threads);
         let tellers = at_most(tokens.div_ceil(threads as usize / WARP).max(1), (multiprocessors / 8).max(1));
-        let receivers = at_most(self.few_blocks(tokens, threads), multiprocessors / 3);
-        let of_few = self.few_blocks(self.pairs(tokens), threads);
-        let more = self.few_blocks(self.pairs(self.max_tokens - tokens), threads);
-        let senders = at_most(of_few.max(more), multiprocessors - receivers - tellers);
+        let receivers = at_most(few_blocks(tokens), multiprocessors / 3);
+        let more = few_blocks(self.pairs(self.max_tokens - tokens));
+        let senders = at_most(few_blocks(self.pairs(tokens)).max(more), multiprocessors - receivers - tellers);
         grid([senders, tellers, receivers], threads)
     }
 
+    /// The fewest threads of their blocks.
     fn few_threads(&self, tokens: usize) -> u32 {
         match tokens {
             _ if self.max_tokens > MORE_THREADS_TOKENS => LL_FEW_DISPATCH_THREADS,
@@ -260,6 +273,11 @@ impl LlPlan {
             _ => LL_FEW_COMBINE_THREADS,
         }
     }
+}
+
+/// Of how many blocks of so many `threads` each warp moves one of these chunks.
+fn blocks_of_chunks(chunks: usize, threads: u32) -> usize {
+    chunks.div_ceil(threads as usize / WARP)
 }
 
 fn grid([send_blocks, tellers, receive_blocks]: [u32; 3], threads: u32) -> Grid {

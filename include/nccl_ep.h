@@ -849,9 +849,10 @@ ncclResult_t ncclEpMemInfo(ncclEpGroup_t ep_group, const void *ptr, struct ncclE
 // @param ep_group  the group
 // @param ptr       in memory of `ncclEpMemAlloc` or `ncclEpMemRegister`, a multiple of 512; NULL:
 //                  no memory from now on
-// @param bytes     how many, wholly there
+// @param bytes     how many, wholly there; as before while pieces that were cut there are in use
 //
-// Returns `ncclInvalidArgument` for a NULL or dead group, or bytes that are not in its memory.
+// Returns `ncclInvalidArgument` for a NULL or dead group, for bytes that are not in its memory, or
+// for others than those from which pieces in use were cut.
 ncclResult_t ncclEpPoolUse(ncclEpGroup_t ep_group, void *ptr, size_t bytes);
 
 // Cuts `bytes` from the memory of the calling thread's last `ncclEpPoolUse`. With `ncclEpPoolFree`

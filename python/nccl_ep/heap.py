@@ -7,6 +7,7 @@ import collections
 import contextlib
 import ctypes
 import dataclasses
+import functools
 import math
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
@@ -125,6 +126,13 @@ class _OnGpu:
             "shape": (size,), "typestr": "|u1", "data": (address, False), "version": 2}
 
 
+@functools.cache
+def _allocator(library: str) -> Any:
+    """Torch's side of the library's two functions. Tensors may outlive their group, and before torch 2.11 a pool does not
+    keep its allocator; so it stays."""
+    return torch.cuda.memory.CUDAPluggableAllocator(library, "ncclEpPoolAlloc", "ncclEpPoolFree")
+
+
 @dataclasses.dataclass
 class _Pool:
     """A pool of torch's, and the bytes of the heap that it cuts."""
@@ -188,8 +196,8 @@ class PeerMemory:
             size = integer("size", heap.largest_free if size is None else size, 1, heap.size)
             offset, others = heap.take(size, group.runtime.current_stream())
             group.runtime.wait_for(others)
-            allocator = torch.cuda.memory.CUDAPluggableAllocator(group.library.path, "ncclEpPoolAlloc", "ncclEpPoolFree")
-            self._pool = _Pool(torch.cuda.MemPool(allocator.allocator()), heap.address + offset, size)
+            pool = torch.cuda.MemPool(_allocator(group.library.path).allocator())
+            self._pool = _Pool(pool, heap.address + offset, size)
         group.library.ncclEpPoolUse(group.handle, self._pool.address, self._pool.size)
         try:
             with torch.cuda.use_mem_pool(self._pool.of_torch):

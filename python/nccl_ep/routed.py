@@ -35,6 +35,8 @@ class Routed(Generic[Mode]):
         self._staged: list[TensorList] = []
         self._staged_on: int | None = None
         self.staged_outputs: list[torch.Tensor] = []
+        # In traced code also what it got.
+        self.staged_inputs: list[torch.Tensor] = []
         self._rows: int | None = None
         self._by_rank = False
         # How often it has got one.
@@ -142,7 +144,7 @@ class Routed(Generic[Mode]):
     def close(self) -> None:
         """Destroys the handle; local. A second call does nothing."""
         handle, self._handle = self._handle, None
-        self._staged, self.staged_outputs = [], []
+        self._staged, self.staged_outputs, self.staged_inputs = [], [], []
         forget(self.number)
         if handle is not None:
             self.group.library.ncclEpHandleDestroy(handle)

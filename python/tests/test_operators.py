@@ -113,7 +113,29 @@ def test_a_staged_operation_in_a_graph(low_latency):
     names = [node.target._opname for node in graph.graph.nodes
              if getattr(node.target, "namespace", "") == "nccl_ep"]
     assert names == ["ll_dispatch", "ll_complete", "ll_combine", "ll_complete"]
+    # So nothing else gets their memory before.
+    sent, received = (node for node in graph.graph.nodes if "ll_complete" in str(node.target))
+    tokens, weights = (node for node in graph.graph.nodes if node.op == "placeholder")
+    assert tokens in sent.args[1] and weights in received.args[1]
     assert all(map(torch.equal, graph(problem.tokens, problem.weights), want))
+
+
+def test_rows_behind_all_experts_have_no_gradient(opened, monkeypatch):
+    """Whatever is in the memory that the gradient of a combine comes to."""
+    problem, ep, _ = opened("ht", bound=32, masked=True)
+    handle = ep.open_handle(expert_alignment=4)
+    handle.update(problem.topk_idx)
+    rows = ep.most_rows(handle.top_k, 4)
+    new_empty = torch.Tensor.new_empty
+
+    def with_nan(self, *size, **named):
+        made = new_empty(self, *size, **named)
+        return made.fill_(torch.nan) if made.is_floating_point() else made
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", with_nan)
+    got = torch.ops.nccl_ep.ht_dispatch(problem.tokens, handle.topk_idx, handle.ticket, handle.number, ep.number, rows,
+                                        True)
+    assert got.shape[0] == rows and torch.isfinite(got).all() and got.any()
 
 
 def test_ids_that_a_compiler_keeps_elsewhere(low_latency):

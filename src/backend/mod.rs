@@ -75,8 +75,9 @@ pub trait GroupBackend: Send + Sync {
 
 pub trait LlGroupBackend: Send + Sync {
     /// Creates a handle whose block is in `home`, a caller's memory on one node only; local, and enqueues no work. There
-    /// the block of an equal handle serves combines before this one dispatches.
-    fn open_handle(self: Arc<Self>, routing: Routing, home: HandleHome) -> Result<Box<dyn LlBackend>>;
+    /// the block of an equal handle serves combines before this one dispatches. A block of the library's that a graph uses
+    /// serves no handle but those made on a stream while that graph is captured there.
+    fn open_handle(self: Arc<Self>, routing: Routing, home: HandleHome, stream: Stream) -> Result<Box<dyn LlBackend>>;
 }
 
 pub trait HtGroupBackend: Send + Sync {
@@ -138,6 +139,8 @@ pub trait LlBackend: Send + Sync {
     fn receive(&self, op: &LlOp, slot: StagedSlot, stream: Stream) -> Result<()>;
     /// Gives up the receive phase of `op`, which was sent in `slot`, so that peers need not wait for it.
     fn abandon(&self, op: &LlOp, slot: StagedSlot);
+    /// No graph will run operations of the handle any more.
+    fn leave_graphs(&self) {}
     /// Enqueues that `counts`, int32 `[L]`, are added to `totals`, int64 `[L]`, behind the dispatch that delivers them.
     fn add_counts(&self, counts: DevPtr, totals: DevPtr, stream: Stream) -> Result<()>;
 }

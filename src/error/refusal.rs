@@ -234,6 +234,8 @@ pub enum OfMemory {
     NotEmpty,
     Aligned,
     Apart,
+    /// As when pieces of it were cut that are in use.
+    AsCut,
     Mappable,
     InOneAllocation,
     OfGroup,

@@ -197,7 +197,6 @@ fn node_id(env: &Env) -> Result<NodeId> {
 /// Creates a handle on `group` with a routing; collective in HT. `tensors` is an error if they could not be read.
 pub fn handle(group: Arc<Group>, form: HandleForm, tensors: Result<HandleTensors>, stream: Stream) -> Result<Handle> {
     let handle = Handle::new(group, form);
-    let _entered = handle.group().enter()?;
     handle.update(tensors, stream)?;
     Ok(handle)
 }

@@ -96,6 +96,7 @@ impl Handle {
     /// the old routing then waits for them in vain, until the deadline.
     pub fn update(&self, tensors: Result<HandleTensors>, stream: Stream) -> Result<()> {
         self.group.check_usable()?;
+        let _entered = self.group.enter()?;
         let own = Own { given: self.given.as_ref(), form: self.form };
         match &self.mode {
             ByMode::Ll((backend, handle)) => {
@@ -103,13 +104,12 @@ impl Handle {
                 if handle.staged.is_some() {
                     return Err(Error::usage(Subject::Handle, InSequence::CompleteFirst));
                 }
-                handle.routed = Some(route::ll(&self.group, backend, tensors, own)?);
+                handle.routed = Some(route::ll(&self.group, backend, tensors, own, stream)?);
                 handle.dispatched = None;
                 handle.view = None;
                 Ok(())
             }
             ByMode::Ht((backend, handle)) => {
-                let _entered = self.group.enter()?;
                 let routed = route::ht(&self.group, backend, tensors, own, stream)?;
                 let before = handle.write().replace(routed);
                 drop(before);
@@ -126,6 +126,9 @@ impl Handle {
             if let (Some(sent), Some(routed)) = (sent, &handle.routed) {
                 routed.backend.abandon(&sent.op, sent.slot);
                 self.group.end_staged(sent.slot);
+            }
+            if let Some(routed) = &handle.routed {
+                routed.backend.leave_graphs();
             }
         }
     }

@@ -50,9 +50,10 @@ pub(super) fn ll(
     backend: &Arc<dyn LlGroupBackend>,
     tensors: Result<HandleTensors>,
     own: Own<'_>,
+    stream: Stream,
 ) -> Result<Routed<dyn LlBackend>> {
     let (routing, _) = checked(group, tensors, own)?;
-    Ok(Routed::new(routing, Arc::clone(backend).open_handle(routing, own.home())?))
+    Ok(Routed::new(routing, Arc::clone(backend).open_handle(routing, own.home(), stream)?))
 }
 
 /// Routes by `tensors` in high throughput; collective. A rank that refuses its tensors takes part, too.

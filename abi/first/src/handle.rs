@@ -274,6 +274,7 @@ unsafe fn write_num_recv_tokens(
 ) -> ncclResult_t {
     let mut is_known = true;
     let code = on_handle(name, handle, |handle| {
+        check_out("num_recv_tokens", num_recv_tokens)?;
         let Some(count) = handle.num_recv_tokens(within)? else {
             is_known = false;
             return Ok(());

@@ -77,9 +77,10 @@ fn has(group: usize, begin: usize, bytes: usize) -> Result<()> {
 /// @param ep_group  the group
 /// @param ptr       in memory of `ncclEpMemAlloc` or `ncclEpMemRegister`, a multiple of 512; NULL:
 ///                  no memory from now on
-/// @param bytes     how many, wholly there
+/// @param bytes     how many, wholly there; as before while pieces that were cut there are in use
 ///
-/// Returns `ncclInvalidArgument` for a NULL or dead group, or bytes that are not in its memory.
+/// Returns `ncclInvalidArgument` for a NULL or dead group, for bytes that are not in its memory, or
+/// for others than those from which pieces in use were cut.
 ///
 /// # Safety
 /// None: foreign addresses are recognised.
@@ -91,9 +92,14 @@ pub unsafe extern "C" fn ncclEpPoolUse(ep_group: ncclEpGroup_t, ptr: *mut c_void
         if !ptr.is_null() {
             has(group, begin, bytes)?;
             let mut pools = POOLS.lock();
-            pools.retain(Pool::is_alive);
-            if !pools.iter().any(|it| it.begin == begin && it.group == group) {
-                pools.push(Pool::new(group, begin, bytes));
+            // Other bytes replace what nobody uses any more.
+            pools.retain(|it| it.is_alive() && (it.begin != begin || it.bytes == bytes || !it.taken.is_empty()));
+            match pools.iter().find(|it| it.begin == begin && it.group == group) {
+                None => pools.push(Pool::new(group, begin, bytes)),
+                Some(pool) if pool.bytes == bytes => {}
+                Some(pool) => {
+                    return Err(Error::argument(refusal::Subject::MemoryBytes, OfMemory::AsCut).got(bytes, pool.bytes));
+                }
             }
         }
         USED.set(begin);
@@ -128,6 +134,9 @@ pub unsafe extern "C" fn ncclEpPoolAlloc(bytes: usize, device: c_int, stream: cu
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclEpPoolFree(ptr: *mut c_void, bytes: usize, device: c_int, stream: cudaStream_t) {
     let _ = (bytes, device, stream);
+    if fork::is_child() {
+        return;
+    }
     let address = ptr as usize;
     let mut pools = POOLS.lock();
     let owns = |it: &&mut Pool| (it.begin..it.begin + it.bytes).contains(&address);

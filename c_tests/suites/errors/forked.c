@@ -53,6 +53,7 @@ static void check_child(Session* session) {
     expect_refused("ncclEpMemInfo", ncclEpMemInfo(group, session->ids, &info));
     expect_refused("ncclEpPoolUse", ncclEpPoolUse(group, NULL, 0));
     EP_CHECK(ncclEpPoolAlloc(64, 0, stream) == NULL);
+    ncclEpPoolFree(NULL, 64, 0, stream);
     EP_CHECK_NCCL(ncclEpMemFree(group, session->ids));
     EP_CHECK_NCCL(ncclEpMemDeregister(group, session->ids));
     EP_CHECK_NCCL(ncclEpTensorDestroy(group, &tensor));

@@ -48,6 +48,14 @@ LL_SESSION_TEST(memory_questions) {
     EP_INVALID("pool-use-ptr", ncclEpPoolUse(session->group, memory, kBytes + 1),
                "ncclEpPoolUse: ptr: must be in memory of ncclEpMemAlloc or ncclEpMemRegister (got 4097 bytes, expected "
                "at most 4096)");
+    EP_CHECK_NCCL(ncclEpPoolUse(session->group, memory, kBytes));
+    void* piece = ncclEpPoolAlloc(64, 0, NULL);
+    EP_INVALID("pool-use-bytes", ncclEpPoolUse(session->group, memory, 512),
+               "ncclEpPoolUse: bytes: must be as many as when pieces in use were cut there (got 512, expected 4096)");
+    ncclEpPoolFree(piece, 64, 0, NULL);
+    EP_CHECK_NCCL(ncclEpPoolUse(session->group, memory, 512));
+    EP_CHECK(ncclEpPoolAlloc(513, 0, NULL) == NULL);
+    EP_CHECK_NCCL(ncclEpPoolUse(session->group, NULL, 0));
     EP_CHECK_NCCL(ncclEpMemFree(session->group, memory));
 }
 

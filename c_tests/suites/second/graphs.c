@@ -138,6 +138,50 @@ EP_TEST(a_routing_stays_in_its_graph) {
     run_close(&run);
 }
 
+static void play_forward(void* context) {
+    const Run* run = context;
+    EP_CHECK_NCCL(run_dispatch(run, NCCL_EP_FWD_PASS));
+    EP_CHECK_NCCL(run_combine(run, NCCL_EP_FWD_PASS));
+}
+
+// What a dispatch in a graph leaves for its combine is in the way of no other handle, whatever routing its own has.
+EP_TEST(low_latency_memory_stays_in_its_graph) {
+    if (ep_on_host_backend()) {
+        ep_skip("on the CPU backend a replay is a call");
+        return;
+    }
+    Case test = kSmallLl;
+    test.uneven = true;
+    Run run, later;
+    run_open(&run, env, NULL, &test, 950);
+    run_open(&later, env, run.group, &test, 960);
+    run_init(&run);
+    run_init(&later);
+    EP_CHECK_NCCL(run_update(&run));
+    ep_sync(env);
+    const EpCaptured captured = ep_capture(env->stream, play_forward, &run);
+    Run next = later;
+    next.handle = run.handle;
+    EP_CHECK_NCCL(run_update(&next));
+    EP_CHECK_NCCL(run_update(&later));
+    for (unsigned i = 0; i < kReplays; ++i) {
+        run_poison(&run);
+        run_poison(&later);
+        EP_CHECK_NCCL(run_dispatch(&later, NCCL_EP_FWD_PASS));
+        ep_replay(&captured);
+        EP_CHECK_NCCL(run_combine(&later, NCCL_EP_FWD_PASS));
+        ep_sync(env);
+        run_check_dispatch(&later, NCCL_EP_FWD_PASS);
+        run_check_combine(&later, NCCL_EP_FWD_PASS);
+        run_check_dispatch(&run, NCCL_EP_FWD_PASS);
+        run_check_combine(&run, NCCL_EP_FWD_PASS);
+        run_exchange(&next, NCCL_EP_FWD_PASS);
+    }
+    ep_release_captured(&captured);
+    run_close(&later);
+    run_close(&run);
+}
+
 // How many rows come is not known before each replay.
 EP_TEST(rows_that_are_counted_first_are_not_captured) {
     const Case test = kSmallHt;

@@ -134,7 +134,7 @@ def combine(slot: Slot, x: torch.Tensor, topk_weights: torch.Tensor, out: torch.
         slot.note_use()
         slot.release()
 
-    event, hook = timing.run(start, handle.complete, bring, [x, topk_weights, result])
+    event, hook = timing.run(start, handle.complete, bring, [x, weights, result])
     return result, event, hook
 
 

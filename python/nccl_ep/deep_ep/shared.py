@@ -57,8 +57,9 @@ class Shared:
             room = group.hidden * group.dtype.itemsize
             if (group.num_experts, group.max_tokens_per_rank) == (num_experts, max_tokens) and room >= row_bytes:
                 return group, counts
-        group = EpGroup(num_experts, row_bytes // _BFLOAT16, algorithm="ht", comm=self.comm,
-                        max_tokens_per_rank=max_tokens, num_channels=num_sms // 2)
+        with self.runtime.current():
+            group = EpGroup(num_experts, row_bytes // _BFLOAT16, algorithm="ht", comm=self.comm,
+                            max_tokens_per_rank=max_tokens, num_channels=num_sms // 2)
         group.label = "deep_ep.Buffer"
         counts = HostCopy((group.num_local_experts,), torch.int32, group.device)
         self._high.append((group, counts))
@@ -75,8 +76,8 @@ class Shared:
             raise ValueError("num_max_dispatch_tokens_per_rank, num_experts, hidden: "
                              f"{_MOST_LOW_LATENCY} combinations of them are in use, each with memory "
                              "of its own; call with one of these")
-        group = EpGroup(num_experts, hidden, algorithm="ll", max_tokens_per_rank=max_tokens,
-                        comm=self.comm)
+        with self.runtime.current():
+            group = EpGroup(num_experts, hidden, algorithm="ll", max_tokens_per_rank=max_tokens, comm=self.comm)
         group.label = "deep_ep.Buffer"
         self._low.append(Pool(group, self.is_one_node))
         return self._low[-1]

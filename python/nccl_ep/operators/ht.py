@@ -74,7 +74,7 @@ def ht_dispatch(tokens: torch.Tensor, topk_idx: torch.Tensor, ticket: torch.Tens
     """tokens [T, H] to rows [n, H]; `backward`: of a combine."""
     routed = _handle(ticket, handle)
     with _noted(routed, "combine", backward):
-        return routed.dispatch(tokens, out=_out(tokens, rows)).tokens
+        return routed.dispatch(tokens, out=_out(tokens, rows, routed)).tokens
 
 
 @ht_dispatch.register_fake
@@ -89,7 +89,8 @@ def ht_dispatch_weighted(tokens: torch.Tensor, topk_weights: torch.Tensor, topk_
                          ticket: torch.Tensor, handle: int, group: int, rows: int | None) -> _Tensors:
     """tokens [T, H] and weights float32 [T, K] to rows [n, H], local ids int64 [n, K], weights; where rows lie by
     expert ids [0, K] and weights [n]."""
-    received = _handle(ticket, handle).dispatch(tokens, topk_weights, out=_out(tokens, rows))
+    routed = _handle(ticket, handle)
+    received = routed.dispatch(tokens, topk_weights, out=_out(tokens, rows, routed))
     return received.tokens, _ids(received, topk_idx), received.topk_weights
 
 
@@ -222,14 +223,20 @@ def _noted(handle: EpHandle[Any], operation: str, backward: bool) -> AbstractCon
     return handle.group.backward_of(operation) if backward else contextlib.nullcontext()
 
 
-def _out(tokens: torch.Tensor, rows: int | None) -> torch.Tensor | None:
+def _out(tokens: torch.Tensor, rows: int | None, handle: EpHandle[Any]) -> torch.Tensor | None:
     """Memory for so many rows as `tokens`."""
-    return None if rows is None else tokens.new_empty((rows, tokens.shape[1]))
+    if rows is None:
+        return None
+    # Behind the rows of all experts nothing is written.
+    new = tokens.new_zeros if handle.expert_alignment else tokens.new_empty
+    return new((rows, tokens.shape[1]))
 
 
 def _ids(received: DispatchResult, topk_idx: torch.Tensor) -> torch.Tensor:
     """Received ids, or [0, K] where there are none."""
-    return topk_idx.new_empty((0, topk_idx.shape[1])) if received.topk_idx is None else received.topk_idx
+    if received.topk_idx is None:
+        return topk_idx.new_empty((0, topk_idx.shape[1]), dtype=torch.int64)
+    return received.topk_idx
 
 
 def _fake_routing(handle: int, rows: int, topk_idx: torch.Tensor, weighted: bool) -> _Tensors:

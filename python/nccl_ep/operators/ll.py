@@ -102,9 +102,10 @@ def _(rows: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor | N
     return rows.new_empty((topk_idx.shape[0], rows.shape[-1]))
 
 
-@define("ll_complete(Tensor(a!)[] outputs, SymInt handle) -> ()", ("outputs",))
-def ll_complete(outputs: list[torch.Tensor], handle: int) -> None:
-    """Receives what the staged operation has sent; `outputs` are its results.
+@define("ll_complete(Tensor(a!)[] outputs, Tensor[] inputs, SymInt handle) -> ()", ("outputs",))
+def ll_complete(outputs: list[torch.Tensor], inputs: list[torch.Tensor], handle: int) -> None:
+    """Receives what the staged operation has sent; `outputs` are its results, `inputs` what it got, which a compiler would
+    otherwise take for memory that is free again: a combine applies its weights as it receives.
 
     A compiler may have copied these since, so what is received is copied, too. Under a mode they are the
     handle's own, which has none then.
@@ -118,7 +119,7 @@ def ll_complete(outputs: list[torch.Tensor], handle: int) -> None:
 
 
 @ll_complete.register_fake
-def _(outputs: list[torch.Tensor], handle: int) -> None:
+def _(outputs: list[torch.Tensor], inputs: list[torch.Tensor], handle: int) -> None:
     return None
 
 

@@ -146,6 +146,8 @@ class TracedLowLatency:
         if send_only:
             results = rows, row_scales, ids, weights, counts
             handle.staged_outputs = [each for each in results if each is not None]
+            given = tokens, scales, topk_weights, handle.topk_idx
+            handle.staged_inputs = [each for each in given if each is not None]
         return result_class(True, ids is not None, is_scaled)(
             _given(rows, out), counts, ids, weights,
             scales=None if row_scales is None else _given(row_scales, out_scales))
@@ -163,6 +165,8 @@ class TracedLowLatency:
                              send_only)
         if send_only:
             self.handle.staged_outputs = [sums]
+            given = tokens, topk_weights, self.handle.topk_idx
+            self.handle.staged_inputs = [each for each in given if each is not None]
         return _given(sums, out)
 
     def combine_with_weights(self, tokens: torch.Tensor, topk_weights: torch.Tensor, *,
@@ -174,8 +178,9 @@ class TracedLowLatency:
         """`EpHandle.complete`."""
         _check_stream(stream)
         staged, self.handle.staged_outputs = self.handle.staged_outputs, []
+        inputs, self.handle.staged_inputs = self.handle.staged_inputs, []
         if staged:
-            ll.ll_complete(staged, self.handle.number)
+            ll.ll_complete(staged, inputs, self.handle.number)
 
 
 def traced(handle: EpHandle[Any]) -> TracedHandle | TracedLowLatency:

@@ -119,7 +119,7 @@ impl GroupBackend for HostGroup {
 }
 
 impl LlGroupBackend for HostGroup {
-    fn open_handle(self: Arc<Self>, routing: Routing, home: HandleHome) -> Result<Box<dyn LlBackend>> {
+    fn open_handle(self: Arc<Self>, routing: Routing, home: HandleHome, _stream: Stream) -> Result<Box<dyn LlBackend>> {
         Ok(Box::new(HostLl::new(Arc::clone(&self.shared), routing, home)))
     }
 }

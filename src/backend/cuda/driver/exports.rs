@@ -84,6 +84,7 @@ impl Piece {
 pub fn map(pieces: &[Piece]) -> Result<DevPtr> {
     let sizes: Vec<usize> = pieces.iter().map(|piece| piece.bytes).collect();
     let all = sizes.iter().sum();
+    let id = current_device()?.0;
     let mut base = 0;
     // SAFETY: writes one address.
     unsafe { call!(cuMemAddressReserve(&mut base, all, 0, 0, 0))? };
@@ -97,10 +98,7 @@ pub fn map(pieces: &[Piece]) -> Result<DevPtr> {
         Ok(())
     });
     let access = sys::CUmemAccessDesc {
-        location: sys::CUmemLocation {
-            type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE,
-            id: current_device()?.0,
-        },
+        location: sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id },
         flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
     };
     let done = done.and_then(|()| {

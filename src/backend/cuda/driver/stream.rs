@@ -29,6 +29,13 @@ pub struct StreamId(u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capture(u64);
 
+impl Capture {
+    /// Its number, which no other capture of the process has.
+    pub fn number(self) -> u64 {
+        self.0
+    }
+}
+
 impl StreamScope {
     /// Enters `context` for work on `stream`, until the result is dropped.
     pub fn enter(context: &Held, stream: Stream) -> Result<Self> {

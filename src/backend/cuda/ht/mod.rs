@@ -70,10 +70,8 @@ impl HtGroup {
     fn open_on_one_node(self: &Arc<Self>, wanted: Result<HtRouting>, stream: Stream) -> Result<CudaHt> {
         let epoch = self.shared.next_handle();
         let at = &self.shared.enter(stream)?;
-        let keeps_ids = wanted.as_ref().is_ok_and(|it| it.routing.form.keeps_ids);
-        if at.is_captured() && !keeps_ids {
-            // The exchange of a captured creation would be too late for the other ranks, and
-            // repeated.
+        // The exchange of a captured creation would be too late for the other ranks, and repeated; so would a refusal.
+        if at.is_captured() && !wanted.as_ref().map_err(Error::clone)?.routing.form.keeps_ids {
             return Err(Error::usage(Subject::Stream, InSequence::NoCaptureOfRouting));
         }
         let prepared = wanted.and_then(|wanted| {

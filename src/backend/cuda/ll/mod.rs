@@ -107,10 +107,11 @@ impl LlGroup {
 }
 
 impl LlGroupBackend for LlGroup {
-    fn open_handle(self: Arc<Self>, routing: Routing, home: HandleHome) -> Result<Box<dyn LlBackend>> {
+    fn open_handle(self: Arc<Self>, routing: Routing, home: HandleHome, stream: Stream) -> Result<Box<dyn LlBackend>> {
         self.context.renew_tuning();
         let tuning = *self.context.tuning.read();
-        let serves = |memory: &HandleMemory| memory.serves(&routing).then_some(0);
+        let capture = self.context.module.enter(stream).ok().and_then(|at| at.capture);
+        let serves = |memory: &HandleMemory| memory.serves(&routing, capture).then_some(0);
         let forwarded = self.network.as_ref().map(|network| network.view.forwarded().len());
         let make = || HandleMemory::new((&self.context, &self.memory), &self.plan, &routing, forwarded);
         let handle = Handle {
@@ -147,6 +148,15 @@ struct InGroup {
 impl InGroup {
     fn enter(&self, stream: Stream) -> Result<StreamScope> {
         self.handle.context.module.enter(stream)
+    }
+
+    /// The same for an operation.
+    fn enter_to_run(&self, stream: Stream) -> Result<StreamScope> {
+        let at = self.enter(stream)?;
+        if let Some(capture) = at.capture {
+            self.handle.memory.use_in(capture);
+        }
+        Ok(at)
     }
 
     /// Makes `at` wait for a receive phase that uses the handle's memory on another stream. True if
@@ -189,7 +199,7 @@ impl LlBackend for CudaLl {
 
     fn run(&self, op: &LlOp, stream: Stream) -> Result<()> {
         let this = &self.0;
-        let at = &this.enter(stream)?;
+        let at = &this.enter_to_run(stream)?;
         let follows = this.follow_receiver(at)?;
         let network = this.over_nodes(Part::WHOLE)?;
         let turn = this.group.order.begin(at)?;
@@ -205,7 +215,7 @@ impl LlBackend for CudaLl {
 
     fn send(&self, op: &LlOp, slot: StagedSlot, stream: Stream) -> Result<()> {
         let this = &self.0;
-        let at = &this.enter(stream)?;
+        let at = &this.enter_to_run(stream)?;
         let follows = this.follow_receiver(at)?;
         let network = this.over_nodes(Part::send(slot))?;
         let phase = this.group.staged.begin_send(slot, at)?;
@@ -225,7 +235,7 @@ impl LlBackend for CudaLl {
 
     fn receive(&self, op: &LlOp, slot: StagedSlot, stream: Stream) -> Result<()> {
         let this = &self.0;
-        let at = &this.enter(stream)?;
+        let at = &this.enter_to_run(stream)?;
         let phase = this.group.staged.begin_receive(slot, at)?;
         this.receive(op, Part::receive(slot, true), at)?;
         phase.end()?;
@@ -241,6 +251,10 @@ impl LlBackend for CudaLl {
             Ok(())
         };
         self.0.group.staged.abandon(slot, Box::new(discard));
+    }
+
+    fn leave_graphs(&self) {
+        self.0.handle.memory.leave_graphs();
     }
 
     fn add_counts(&self, counts: DevPtr, totals: DevPtr, stream: Stream) -> Result<()> {

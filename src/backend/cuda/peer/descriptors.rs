@@ -1,11 +1,13 @@
 //! Descriptors of memory, which the processes of a machine can give each other over a socket of the system's alone.
 //!
 //! A rank has a socket for one object, whose name it tells the others in its record. Once all have the records, each
-//! sends what it has to each other rank, and then receives as much: nobody waits for a rank that has not got there. A
-//! message begins with the sender's [`ProcessId`], which only ranks of the group know: another process could send, too.
+//! sends what it has to each other rank, and receives as much. A socket holds few messages (ten, unless the system is told
+//! otherwise), so whoever finds that of another one full reads what has come to its own before it tries again. A message
+//! begins with the sender's [`ProcessId`], which only ranks of the group know: another process could send, too.
 
 use crate::error::{Code, Error, Result};
 use once_cell::sync::OnceCell;
+use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
     SocketAddrUnix, recvmsg, sendmsg_addr,
@@ -55,8 +57,9 @@ impl Socket {
         self.name
     }
 
-    /// Sends `pieces`, each with its bytes, from `rank` of the group to the socket called `to`.
-    pub fn send(&self, to: u64, rank: usize, pieces: &[(usize, OwnedFd)]) -> Result<()> {
+    /// Sends `pieces`, each with its bytes, from `rank` of the group to the socket called `to`. False, and nothing is sent,
+    /// if that is full.
+    pub fn send(&self, to: u64, rank: usize, pieces: &[(usize, OwnedFd)]) -> Result<bool> {
         let mut bytes = ProcessId::this()?.to_bytes().to_vec();
         bytes.extend((rank as u64).to_le_bytes());
         bytes.extend(pieces.iter().flat_map(|(size, _)| (*size as u64).to_le_bytes()));
@@ -68,23 +71,32 @@ impl Socket {
         }
         let to = SocketAddrUnix::new_abstract_name(name_of(to).as_bytes()).map_err(|cause| failed(&cause.into()))?;
         let parts = [IoSlice::new(&bytes)];
-        // It does not block unless ten ranks have sent and this one's peer has read nothing.
-        let sent = sendmsg_addr(&self.socket, &to, &parts, &mut control, SendFlags::NOSIGNAL);
-        sent.map(drop).map_err(|cause| failed(&cause.into()))
+        match sendmsg_addr(&self.socket, &to, &parts, &mut control, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+            Ok(_) => Ok(true),
+            Err(Errno::AGAIN | Errno::INTR) => Ok(false),
+            Err(cause) => Err(failed(&cause.into())),
+        }
     }
 
-    /// The next message of a process that `is_known`, within `timeout`.
-    pub fn receive(&self, timeout: Duration, is_known: impl Fn(ProcessId) -> bool) -> Result<Received> {
+    /// The next message of a process that `is_known`; none if there is none within `timeout`.
+    pub fn receive(&self, timeout: Duration, is_known: impl Fn(ProcessId) -> bool) -> Result<Option<Received>> {
         let start = Instant::now();
         loop {
-            let left = timeout.saturating_sub(start.elapsed()).max(Duration::from_millis(1));
+            let left = timeout.saturating_sub(start.elapsed());
+            if left.is_zero() {
+                return Ok(None);
+            }
             self.socket.set_read_timeout(Some(left)).map_err(|cause| failed(&cause))?;
             let mut bytes = [0; HEAD + MOST_DESCRIPTORS * WORD];
             let mut space = [MaybeUninit::uninit(); SPACE];
             let mut control = RecvAncillaryBuffer::new(&mut space);
             let parts = &mut [IoSliceMut::new(&mut bytes)];
-            let got = recvmsg(&self.socket, parts, &mut control, RecvFlags::CMSG_CLOEXEC);
-            let length = got.map_err(|cause| failed(&cause.into()))?.bytes;
+            let length = match recvmsg(&self.socket, parts, &mut control, RecvFlags::CMSG_CLOEXEC) {
+                Ok(got) => got.bytes,
+                // A signal interrupts it, whatever its handler says of that.
+                Err(Errno::AGAIN | Errno::INTR) => continue,
+                Err(cause) => return Err(failed(&cause.into())),
+            };
             let descriptors = control.drain().flat_map(|message| match message {
                 RecvAncillaryMessage::ScmRights(some) => some.collect(),
                 _ => Vec::new(),
@@ -97,7 +109,8 @@ impl Socket {
                 && sizes.len() == descriptors.len() * WORD
             {
                 let sizes = sizes.as_chunks::<WORD>().0.iter().map(|it| u64::from_le_bytes(*it) as usize);
-                return Ok(Received { rank: u64::from_le_bytes(*rank) as usize, sizes: sizes.collect(), descriptors });
+                let rank = u64::from_le_bytes(*rank) as usize;
+                return Ok(Some(Received { rank, sizes: sizes.collect(), descriptors }));
             }
         }
     }
@@ -105,6 +118,11 @@ impl Socket {
 
 fn name_of(number: u64) -> String {
     format!("nccl_ep-{number:016x}")
+}
+
+/// Not all have come, or could be sent, in time.
+pub fn late() -> Error {
+    failed(&std::io::ErrorKind::TimedOut.into())
 }
 
 fn failed(cause: &std::io::Error) -> Error {
@@ -170,9 +188,9 @@ mod tests {
         // Of a process that does not know the group.
         from.socket.send_to_addr(&[7; 60], &SocketAddr::from_abstract_name(name_of(to.name)).unwrap()).unwrap();
         let pieces = [(4096, file("one")), (8192, file("two"))];
-        from.send(to.name(), 3, &pieces).unwrap();
+        assert!(from.send(to.name(), 3, &pieces).unwrap());
         drop(pieces);
-        let got = to.receive(wait, known).unwrap();
+        let got = to.receive(wait, known).unwrap().unwrap();
         assert_eq!((got.rank, got.sizes), (3, vec![4096, 8192]));
         let read = |it: OwnedFd| {
             let mut text = [0; 3];
@@ -181,7 +199,9 @@ mod tests {
         };
         let texts: Vec<_> = got.descriptors.into_iter().map(read).collect();
         assert_eq!(texts, [*b"one", *b"two"]);
-        assert!(to.receive(Duration::from_millis(20), known).is_err());
+        assert!(to.receive(Duration::from_millis(20), known).unwrap().is_none());
+        while from.send(to.name(), 3, &[]).unwrap() {}
+        assert!(to.receive(wait, known).unwrap().is_some() && from.send(to.name(), 3, &[]).unwrap());
         let gone = to.name();
         drop(to);
         assert!(from.send(gone, 3, &[]).is_err());

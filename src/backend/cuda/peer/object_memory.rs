@@ -3,7 +3,7 @@
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::exports::Piece;
 use crate::backend::cuda::driver::memory::CudaMemory;
-use crate::backend::cuda::peer::descriptors::{MOST_DESCRIPTORS, ProcessId, Received, Socket};
+use crate::backend::cuda::peer::descriptors::{self, MOST_DESCRIPTORS, ProcessId, Received, Socket};
 use crate::backend::cuda::peer::window::{PeerMapping, Window, WindowRecord};
 use crate::backend::cuda::peer::windows::PeerWindows;
 use crate::backend::objects::Mapped;
@@ -189,16 +189,29 @@ impl Shared {
             return Ok(HashMap::new());
         }
         let socket = self.socket?;
-        if !self.pieces.is_empty() {
-            away().try_for_each(|(_, record)| socket.send(record.socket, rank.index(), &self.pieces))?;
-        }
         let is_known = |process| away().any(|(_, record)| record.window.process == process);
+        let mut unsent: Vec<u64> =
+            away().map(|(_, record)| record.socket).filter(|_| !self.pieces.is_empty()).collect();
         let mut came = HashMap::new();
-        while came.len() < awaited {
-            let got = socket.receive(timeout, is_known)?;
-            came.insert(got.rank, got);
+        let start = Instant::now();
+        loop {
+            let mut full = Vec::new();
+            for to in unsent {
+                if !socket.send(to, rank.index(), &self.pieces)? {
+                    full.push(to);
+                }
+            }
+            unsent = full;
+            if unsent.is_empty() && came.len() >= awaited {
+                return Ok(came);
+            }
+            let left = timeout.saturating_sub(start.elapsed());
+            if left.is_zero() {
+                return Err(descriptors::late());
+            }
+            let got = socket.receive(if unsent.is_empty() { left } else { PAUSE.min(left) }, is_known)?;
+            came.extend(got.map(|got| (got.rank, got)));
         }
-        Ok(came)
     }
 }
 

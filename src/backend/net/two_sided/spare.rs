@@ -34,7 +34,10 @@ pub fn keep(comm: Ending) {
     for (index, comm) in surplus(context).into_iter().enumerate() {
         let left = FOR_ENDING.saturating_sub(start.elapsed());
         if let Err(comm) = comm.end(left) {
-            SPARE.lock().insert(index, comm);
+            // Others may have been taken meanwhile.
+            let mut spare = SPARE.lock();
+            let at = index.min(spare.len());
+            spare.insert(at, comm);
         }
     }
 }

@@ -1,4 +1,6 @@
 // Refusals of handles that are opened first: of their alignment, of updates, and of what has no routing yet.
+#include "harness/graphs.h"
+#include "harness/nodes.h"
 #include "suites/errors/errors.h"
 
 static ncclResult_t open_handle_of(const Session* session, unsigned alignment, ncclEpHandle_t* handle) {
@@ -64,6 +66,11 @@ HT_SESSION_TEST(ht_updates) {
     EP_INVALID("handle-update-rows", update(session, by_expert.handle, NCCL_EP_TENSOR_TAG_TOPK_IDX, kMaxTokens + 1),
                "ncclEpHandleUpdate: topk_idx.sizes[0]: must be at most the group's max_tokens_per_rank "
                "(got 7, expected 6 or less)");
+    if (ep_num_nodes() == 1 && ep_begin_capture(env->stream)) {
+        EP_INVALID("handle-update-tag", update(session, by_expert.handle, NCCL_EP_TENSOR_TAG_TOKENS, kTokens),
+                   "ncclEpHandleUpdate: topk_idx.tag: must be NCCL_EP_TENSOR_TAG_TOPK_IDX (got 1, expected 2)");
+        EP_REQUIRE_CUDA(cudaGraphDestroy(ep_end_capture(env->stream)));
+    }
     EP_CHECK_NCCL(update(session, by_expert.handle, NCCL_EP_TENSOR_TAG_TOPK_IDX, kTokens));
     EP_INVALID("dispatch-by-expert-cast", make_valid_call(&by_expert, kCast, 0),
                "ncclEpDispatch: inputs[SCALES]: is required: rows that lie by expert are not cast");

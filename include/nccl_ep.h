@@ -851,8 +851,8 @@ ncclResult_t ncclEpMemInfo(ncclEpGroup_t ep_group, const void *ptr, struct ncclE
 //                  no memory from now on
 // @param bytes     how many, wholly there; as before while pieces that were cut there are in use
 //
-// Returns `ncclInvalidArgument` for a NULL or dead group, for bytes that are not in its memory, or
-// for others than those from which pieces in use were cut.
+// Returns `ncclInvalidArgument` for a NULL or dead group, for bytes that are not in its memory, for
+// others than those from which pieces in use were cut, or a `ptr` that is no such multiple.
 ncclResult_t ncclEpPoolUse(ncclEpGroup_t ep_group, void *ptr, size_t bytes);
 
 // Cuts `bytes` from the memory of the calling thread's last `ncclEpPoolUse`. With `ncclEpPoolFree`

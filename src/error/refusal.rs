@@ -236,6 +236,8 @@ pub enum OfMemory {
     Apart,
     /// As when pieces of it were cut that are in use.
     AsCut,
+    /// Aligned as pieces are.
+    OfPieces,
     Mappable,
     InOneAllocation,
     OfGroup,

@@ -79,8 +79,8 @@ fn has(group: usize, begin: usize, bytes: usize) -> Result<()> {
 ///                  no memory from now on
 /// @param bytes     how many, wholly there; as before while pieces that were cut there are in use
 ///
-/// Returns `ncclInvalidArgument` for a NULL or dead group, for bytes that are not in its memory, or
-/// for others than those from which pieces in use were cut.
+/// Returns `ncclInvalidArgument` for a NULL or dead group, for bytes that are not in its memory, for
+/// others than those from which pieces in use were cut, or a `ptr` that is no such multiple.
 ///
 /// # Safety
 /// None: foreign addresses are recognised.
@@ -91,6 +91,9 @@ pub unsafe extern "C" fn ncclEpPoolUse(ep_group: ncclEpGroup_t, ptr: *mut c_void
         GROUPS.resolve(group)?;
         if !ptr.is_null() {
             has(group, begin, bytes)?;
+            if begin % ALIGN != 0 {
+                return Err(Error::argument(refusal::Subject::Memory, OfMemory::OfPieces));
+            }
             let mut pools = POOLS.lock();
             // Other bytes replace what nobody uses any more.
             pools.retain(|it| it.is_alive() && (it.begin != begin || it.bytes == bytes || !it.taken.is_empty()));

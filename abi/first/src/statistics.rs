@@ -25,7 +25,7 @@ use nccl_ep_core::model::tensor::DevPtr;
 /// `rows_of_expert` is NULL or has L elements.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclEpGroupCountRows(ep_group: ncclEpGroup_t, rows_of_expert: *mut i64) -> ncclResult_t {
-    GUARD.run("ncclEpGroupCountRows", Subject::Nothing, || {
+    GUARD.run("ncclEpGroupCountRows", Subject::Group(ep_group as usize), || {
         let group = GROUPS.resolve(ep_group as usize)?;
         group.session.count_rows(numbers("rows_of_expert", rows_of_expert)?)
     })
@@ -49,7 +49,7 @@ pub unsafe extern "C" fn ncclEpGroupCountRows(ep_group: ncclEpGroup_t, rows_of_e
 /// `ns_of_source` is NULL or has R elements.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclEpGroupTimeWaits(ep_group: ncclEpGroup_t, ns_of_source: *mut i64) -> ncclResult_t {
-    GUARD.run("ncclEpGroupTimeWaits", Subject::Nothing, || {
+    GUARD.run("ncclEpGroupTimeWaits", Subject::Group(ep_group as usize), || {
         let group = GROUPS.resolve(ep_group as usize)?;
         group.session.time_waits(numbers("ns_of_source", ns_of_source)?)
     })
@@ -71,7 +71,7 @@ pub unsafe extern "C" fn ncclEpGroupTimeWaits(ep_group: ncclEpGroup_t, ns_of_sou
 /// `ns_of_source` is NULL or has R elements.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclEpGroupTimeCombineWaits(ep_group: ncclEpGroup_t, ns_of_source: *mut i64) -> ncclResult_t {
-    GUARD.run("ncclEpGroupTimeCombineWaits", Subject::Nothing, || {
+    GUARD.run("ncclEpGroupTimeCombineWaits", Subject::Group(ep_group as usize), || {
         let group = GROUPS.resolve(ep_group as usize)?;
         group.session.time_combine_waits(numbers("ns_of_source", ns_of_source)?)
     })

@@ -40,7 +40,7 @@ pub unsafe extern "C" fn ncclEpHandleMemSize(
     size: *mut usize,
     num_topk: c_int,
 ) -> ncclResult_t {
-    GUARD.run("ncclEpHandleMemSize", Subject::Nothing, || {
+    GUARD.run("ncclEpHandleMemSize", Subject::Group(ep_group as usize), || {
         let group = GROUPS.resolve(ep_group as usize)?;
         // SAFETY: this function's contract.
         let config = unsafe { read::optional("config", config) }?;

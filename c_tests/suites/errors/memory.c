@@ -48,6 +48,8 @@ LL_SESSION_TEST(memory_questions) {
     EP_INVALID("pool-use-ptr", ncclEpPoolUse(session->group, memory, kBytes + 1),
                "ncclEpPoolUse: ptr: must be in memory of ncclEpMemAlloc or ncclEpMemRegister (got 4097 bytes, expected "
                "at most 4096)");
+    EP_INVALID("pool-use-align", ncclEpPoolUse(session->group, (char*)memory + 256, 512),
+               "ncclEpPoolUse: ptr: must be a multiple of 512");
     EP_CHECK_NCCL(ncclEpPoolUse(session->group, memory, kBytes));
     void* piece = ncclEpPoolAlloc(64, 0, NULL);
     EP_INVALID("pool-use-bytes", ncclEpPoolUse(session->group, memory, 512),

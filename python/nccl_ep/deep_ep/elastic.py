@@ -162,7 +162,7 @@ class ElasticBuffer(Sharing):
                 cumulative_local_expert_recv_stats.add_(handle.num_unaligned_recv_tokens_per_expert)
         if topk_weights is None:
             result = result._replace(topk_weights=None)
-        event = self._comm.finish(async_with_compute_stream, result)
+        event = self._comm.finish(async_with_compute_stream, [*result, *(vars(handle).values() if plan else ())])
         rows = result.tokens if scales is None else (result.tokens, result.scales)
         return rows, result.topk_idx, result.topk_weights, handle, event
 

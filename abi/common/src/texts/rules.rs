@@ -112,6 +112,7 @@ fn of_memory(rule: OfMemory) -> &'static str {
             "must be memory of cudaMalloc, or of cuMemCreate with descriptors, which other processes can map"
         }
         OfMemory::AsCut => "must be as many as when pieces in use were cut there",
+        OfMemory::OfPieces => "must be a multiple of 512",
         OfMemory::InOneAllocation => "must end within the allocation that ptr is in",
         OfMemory::OfGroup => "must be in memory of ncclEpMemAlloc or ncclEpMemRegister",
         OfMemory::OfOwn => "must be what ncclEpMemAlloc gave",

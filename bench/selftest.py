@@ -27,7 +27,7 @@ import results
 import rows
 import run_sweep
 import table
-from selftest_command_line import CastTest, CommandLineTest  # noqa
+from selftest_command_line import CastTest, CommandLineTest, run_alone  # noqa
 from selftest_guide import *  # noqa: F403
 
 _LL_SWEEP = ("--algorithm", "ll", "--ranks", "2", "--tokens", "1..4")
@@ -110,8 +110,7 @@ class LowLatencyTest(Sweep):
         self.assertFalse((self.folder / "failing.json").exists())
 
     def test_capture_is_refused_with_status_2(self) -> None:
-        done = subprocess.run([_program(), "--tokens", "1", "--use-cuda-graph"],
-                              capture_output=True, text=True, check=False)
+        done = run_alone(_program(), "--tokens", "1", "--use-cuda-graph")
         self.assertEqual(done.returncode, 2)
         self.assertIn("no stream capture here", done.stderr)
 
@@ -229,8 +228,7 @@ class UnevenTest(Sweep):
     def test_numbers_that_do_not_fit_are_refused(self) -> None:
         for option, value in (("--tokens", "8,1"), ("--tokens", "0"), ("--sweep", "4,8/1"),
                               ("--sweep", "4,0"), ("--max-tokens", "4")):
-            done = subprocess.run([_program(), "--tokens", "8", option, value],
-                                  capture_output=True, text=True, check=False)
+            done = run_alone(_program(), "--tokens", "8", option, value)
             self.assertEqual(done.returncode, 1)
             self.assertIn(f"ep_bench: {option}: expected", done.stderr)
 

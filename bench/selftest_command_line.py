@@ -14,7 +14,7 @@ import run_sweep
 
 _PROGRAM = run_sweep.default_target() / "c" / "host" / "ep_bench"
 # Without it a program that ends at once crashes in MPI_Finalize once in some thousand runs on a busy machine: the
-# progress thread of Open MPI 4.1 then calls what has been unloaded. mpirun need not wait for the rest of a rank that failed.
+# progress thread of Open MPI 4.1 then calls what has been unloaded. Where a rank fails, mpirun need not wait for more.
 _ALONE = ("mpirun", "--quiet", "--allow-run-as-root", "--mca", "odls_base_sigkill_timeout", "0", "-np", "1")
 
 

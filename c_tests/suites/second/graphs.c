@@ -98,88 +98,85 @@ EP_TEST(updates_by_expert_are_captured) {
     replay_beside(env, &test, &test);
 }
 
+// A handle whose operations are in a graph, and which then gets another routing; and a handle that got one after it, whose
+// memory may be what the first one's was.
+typedef struct {
+    ncclEpPassDir_t returning;  // of combines
+    Run run, next, later;       // as captured; the same handle now; the other one
+    EpCaptured captured;
+} Rerouted;
+
 static void play_routed(void* context) {
-    const Run* run = context;
-    EP_CHECK_NCCL(run_dispatch(run, NCCL_EP_FWD_PASS));
-    EP_CHECK_NCCL(run_combine(run, NCCL_EP_BWD_PASS));
+    const Rerouted* it = context;
+    EP_CHECK_NCCL(run_dispatch(&it->run, NCCL_EP_FWD_PASS));
+    EP_CHECK_NCCL(run_combine(&it->run, it->returning));
+}
+
+static void reroute(Rerouted* it, const EpEnv* env, const Case* test) {
+    run_open(&it->run, env, NULL, test, 950);
+    run_open(&it->later, env, it->run.group, test, 960);
+    run_init(&it->run);
+    run_init(&it->later);
+    EP_CHECK_NCCL(run_update(&it->run));
+    ep_sync(env);
+    it->captured = ep_capture(env->stream, play_routed, it);
+    it->next = it->later;
+    it->next.handle = it->run.handle;
+    EP_CHECK_NCCL(run_update(&it->next));
+    EP_CHECK_NCCL(run_update(&it->later));
+}
+
+static void check_replayed(const Rerouted* it) {
+    run_check_dispatch(&it->run, NCCL_EP_FWD_PASS);
+    run_check_combine(&it->run, it->returning);
+    run_exchange(&it->next, NCCL_EP_FWD_PASS);
+}
+
+static void close_rerouted(Rerouted* it) {
+    ep_release_captured(&it->captured);
+    run_close(&it->later);
+    run_close(&it->run);
+}
+
+static bool replays_are_calls(void) {
+    if (ep_on_host_backend()) ep_skip("on the CPU backend a replay is a call");
+    return ep_on_host_backend();
 }
 
 // Operations in a graph keep the routing that their handle had when they were captured.
 EP_TEST(a_routing_stays_in_its_graph) {
-    if (!ranks_share_a_node()) return;
-    if (ep_on_host_backend()) {
-        ep_skip("on the CPU backend a replay is a call");
-        return;
-    }
+    if (!ranks_share_a_node() || replays_are_calls()) return;
     const Case test = uneven_case(env);
-    Run run, later;
-    run_open(&run, env, NULL, &test, 950);
-    run_open(&later, env, run.group, &test, 960);
-    run_init(&run);
-    run_init(&later);
-    EP_CHECK_NCCL(run_update(&run));
-    ep_sync(env);
-    const EpCaptured captured = ep_capture(env->stream, play_routed, &run);
-    // The handle's next routing, and one of another handle, whose memory may be that of the first one.
-    Run next = later;
-    next.handle = run.handle;
-    EP_CHECK_NCCL(run_update(&next));
-    EP_CHECK_NCCL(run_update(&later));
+    Rerouted it = {.returning = NCCL_EP_BWD_PASS};
+    reroute(&it, env, &test);
     for (unsigned i = 0; i < kReplays; ++i) {
-        run_poison(&run);
-        ep_replay(&captured);
+        run_poison(&it.run);
+        ep_replay(&it.captured);
         ep_sync(env);
-        run_check_dispatch(&run, NCCL_EP_FWD_PASS);
-        run_check_combine(&run, NCCL_EP_BWD_PASS);
-        run_exchange(&next, NCCL_EP_FWD_PASS);
+        check_replayed(&it);
     }
-    ep_release_captured(&captured);
-    run_close(&later);
-    run_close(&run);
-}
-
-static void play_forward(void* context) {
-    const Run* run = context;
-    EP_CHECK_NCCL(run_dispatch(run, NCCL_EP_FWD_PASS));
-    EP_CHECK_NCCL(run_combine(run, NCCL_EP_FWD_PASS));
+    close_rerouted(&it);
 }
 
 // What a dispatch in a graph leaves for its combine is in the way of no other handle, whatever routing its own has.
 EP_TEST(low_latency_memory_stays_in_its_graph) {
-    if (ep_on_host_backend()) {
-        ep_skip("on the CPU backend a replay is a call");
-        return;
-    }
+    if (replays_are_calls()) return;
     Case test = kSmallLl;
     test.uneven = true;
-    Run run, later;
-    run_open(&run, env, NULL, &test, 950);
-    run_open(&later, env, run.group, &test, 960);
-    run_init(&run);
-    run_init(&later);
-    EP_CHECK_NCCL(run_update(&run));
-    ep_sync(env);
-    const EpCaptured captured = ep_capture(env->stream, play_forward, &run);
-    Run next = later;
-    next.handle = run.handle;
-    EP_CHECK_NCCL(run_update(&next));
-    EP_CHECK_NCCL(run_update(&later));
+    Rerouted it = {.returning = NCCL_EP_FWD_PASS};
+    reroute(&it, env, &test);
     for (unsigned i = 0; i < kReplays; ++i) {
-        run_poison(&run);
-        run_poison(&later);
-        EP_CHECK_NCCL(run_dispatch(&later, NCCL_EP_FWD_PASS));
-        ep_replay(&captured);
-        EP_CHECK_NCCL(run_combine(&later, NCCL_EP_FWD_PASS));
+        run_poison(&it.run);
+        run_poison(&it.later);
+        EP_CHECK_NCCL(run_dispatch(&it.later, NCCL_EP_FWD_PASS));
+        ep_replay(&it.captured);
+        EP_CHECK_NCCL(run_combine(&it.later, NCCL_EP_FWD_PASS));
         ep_sync(env);
-        run_check_dispatch(&later, NCCL_EP_FWD_PASS);
-        run_check_combine(&later, NCCL_EP_FWD_PASS);
-        run_check_dispatch(&run, NCCL_EP_FWD_PASS);
-        run_check_combine(&run, NCCL_EP_FWD_PASS);
-        run_exchange(&next, NCCL_EP_FWD_PASS);
+        run_check_dispatch(&it.later, NCCL_EP_FWD_PASS);
+        run_check_combine(&it.later, NCCL_EP_FWD_PASS);
+        check_replayed(&it);
     }
-    ep_release_captured(&captured);
-    run_close(&later);
-    run_close(&run);
+    close_rerouted(&it);
 }
 
 // How many rows come is not known before each replay.

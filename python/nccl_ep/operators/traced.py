@@ -144,10 +144,8 @@ class TracedLowLatency:
         else:
             rows, counts = ll.ll_dispatch(tokens, handle.topk_idx, *where)
         if send_only:
-            results = rows, row_scales, ids, weights, counts
-            handle.staged_outputs = [each for each in results if each is not None]
-            given = tokens, scales, topk_weights, handle.topk_idx
-            handle.staged_inputs = [each for each in given if each is not None]
+            handle.staged_outputs = _there(rows, row_scales, ids, weights, counts)
+            handle.staged_inputs = _there(tokens, scales, topk_weights, handle.topk_idx)
         return result_class(True, ids is not None, is_scaled)(
             _given(rows, out), counts, ids, weights,
             scales=None if row_scales is None else _given(row_scales, out_scales))
@@ -165,8 +163,7 @@ class TracedLowLatency:
                              send_only)
         if send_only:
             self.handle.staged_outputs = [sums]
-            given = tokens, topk_weights, self.handle.topk_idx
-            self.handle.staged_inputs = [each for each in given if each is not None]
+            self.handle.staged_inputs = _there(tokens, topk_weights, self.handle.topk_idx)
         return _given(sums, out)
 
     def combine_with_weights(self, tokens: torch.Tensor, topk_weights: torch.Tensor, *,
@@ -228,6 +225,11 @@ def _refuse_staged_output(send_only: bool, *outputs: torch.Tensor | None) -> Non
     """A staged operation writes later than a copy could be made."""
     if send_only and any(each is not None for each in outputs):
         raise ValueError("out: must be None in a staged operation that is traced")
+
+
+def _there(*tensors: torch.Tensor | None) -> list[torch.Tensor]:
+    """Without None."""
+    return [each for each in tensors if each is not None]
 
 
 def _given(result: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:

@@ -54,8 +54,8 @@ impl LlFingerprint {
     /// The word that ranks exchange.
     pub fn to_word(self) -> u32 {
         let digits = [(self.run(), RUNS), (self.dtype, TYPES), (self.top_k - 1, LL_MAX_TOP_K)];
-        let of_row = |word, (digit, values)| word * values + digit;
-        digits.into_iter().fold(0, of_row) * ROWS + self.row_bytes / ROW_UNIT
+        let word = digits.into_iter().fold(0, |word, (digit, values)| word * values + digit);
+        word * ROWS + self.row_bytes / ROW_UNIT
     }
 
     /// The fingerprint in a peer's word.

@@ -214,9 +214,9 @@ impl Handle {
     /// That of a dispatch, of whose chunks a lane has one access there.
     pub(super) fn few_dispatch(&self, op: &LlDispatch, part: Part) -> Option<DispatchGrid> {
         let row = op.wire();
-        let is_few = |few: &&FewGrids| few.rows.has(op.layout, op.scaled.is_some());
-        let suits = |_: &&FewGrids| Chunks::of(row, Cut::Small).accesses == 1;
-        self.few(op.launch, part).filter(is_few).filter(suits).map(|few| few.of_rows(row.payload.bytes()))
+        let few = self.few(op.launch, part)?;
+        let suits = few.rows.has(op.layout, row.scales.is_some()) && Chunks::of(row, Cut::Small).accesses == 1;
+        suits.then(|| few.of_rows(row.payload.bytes()))
     }
 
     /// As [`GroupContext::launch_following`]; `shape` is of `asked`.

@@ -93,7 +93,7 @@ pub trait HtGroupBackend: Send + Sync {
     fn reopen_handle(self: Arc<Self>, routing: Routing, block: GivenBlock) -> Result<Box<dyn HtBackend>>;
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct HtRouting {
     pub routing: Routing,
     /// int32 `[L]`, device address: receives the number of tokens per local expert.
@@ -139,8 +139,6 @@ pub trait LlBackend: Send + Sync {
     fn receive(&self, op: &LlOp, slot: StagedSlot, stream: Stream) -> Result<()>;
     /// Gives up the receive phase of `op`, which was sent in `slot`, so that peers need not wait for it.
     fn abandon(&self, op: &LlOp, slot: StagedSlot);
-    /// No graph will run operations of the handle any more.
-    fn leave_graphs(&self) {}
     /// Enqueues that `counts`, int32 `[L]`, are added to `totals`, int64 `[L]`, behind the dispatch that delivers them.
     fn add_counts(&self, counts: DevPtr, totals: DevPtr, stream: Stream) -> Result<()>;
 }

@@ -16,6 +16,7 @@ use crate::model::layout::Layout;
 use crate::model::ops::{HandleForm, IntWidth, Routing};
 use crate::model::regions::Regions;
 use crate::model::tensor::DevPtr;
+use std::sync::{Arc, Weak};
 
 /// Sections begin at multiples of this.
 pub const SECTION_ALIGN: usize = 256;
@@ -26,22 +27,35 @@ pub const BLOCK_ALIGN: usize = 16;
 const ENTRY_BYTES: usize = 8;
 const WORD_BYTES: usize = 4;
 
-/// Where a handle keeps its block.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum HandleHome {
-    /// In memory of the library's.
-    #[default]
-    Own,
-    /// In a caller's.
-    Given(GivenBlock),
+/// Where a handle keeps its block, and for how long.
+#[derive(Clone, Debug, Default)]
+pub struct HandleHome {
+    /// In a caller's memory; `None`: in memory of the library's.
+    pub given: Option<GivenBlock>,
+    pub life: HandleLife,
 }
 
-impl HandleHome {
-    pub fn given(self) -> Option<GivenBlock> {
-        match self {
-            Self::Own => None,
-            Self::Given(block) => Some(block),
-        }
+/// As long as a caller's handle lives, over all its routings, somebody holds this.
+#[derive(Clone, Debug, Default)]
+pub struct HandleLife(Arc<()>);
+
+/// Does not make a [`HandleLife`] longer.
+#[derive(Clone, Debug)]
+pub struct WatchedLife(Weak<()>);
+
+impl HandleLife {
+    pub fn watch(&self) -> WatchedLife {
+        WatchedLife(Arc::downgrade(&self.0))
+    }
+}
+
+impl WatchedLife {
+    pub fn is_of(&self, life: &HandleLife) -> bool {
+        self.0.as_ptr() == Arc::as_ptr(&life.0)
+    }
+
+    pub fn has_ended(&self) -> bool {
+        self.0.strong_count() == 0
     }
 }
 

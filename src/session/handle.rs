@@ -4,6 +4,7 @@ use crate::backend::{HtBackend, HtGroupBackend, LlBackend, LlGroupBackend};
 use crate::error::refusal::{InSequence, Role, Subject};
 use crate::error::{Error, Result};
 use crate::model::group::{Algorithm, ByMode};
+use crate::model::handle_state::HandleLife;
 use crate::model::layout::Layout;
 use crate::model::ops::{HandleForm, LlCombine, LlDispatch, LlOp, Routing, StagedSlot, Stream, ViewBank};
 use crate::model::tensor::{DevPtr, Tensor};
@@ -24,6 +25,7 @@ pub struct Handle {
     /// `None`: the library has the memory.
     given: Option<Given>,
     form: HandleForm,
+    life: HandleLife,
     // Dropped last, after the group's backend in `mode`.
     group: Arc<Group>,
 }
@@ -64,7 +66,7 @@ impl Handle {
             ByMode::Ll(group) => ByMode::Ll((Arc::clone(group), Mutex::default())),
             ByMode::Ht(group) => ByMode::Ht((Arc::clone(group), RwLock::default())),
         };
-        Self { mode, given: None, form, group }
+        Self { mode, given: None, form, life: HandleLife::default(), group }
     }
 
     /// The same with what operations need of the routing in a caller's `memory`, of `bytes`, [`Group::handle_bytes`] at
@@ -97,7 +99,7 @@ impl Handle {
     pub fn update(&self, tensors: Result<HandleTensors>, stream: Stream) -> Result<()> {
         self.group.check_usable()?;
         let _entered = self.group.enter()?;
-        let own = Own { given: self.given.as_ref(), form: self.form };
+        let own = Own { given: self.given.as_ref(), form: self.form, life: &self.life };
         match &self.mode {
             ByMode::Ll((backend, handle)) => {
                 let mut handle = handle.lock();
@@ -126,9 +128,6 @@ impl Handle {
             if let (Some(sent), Some(routed)) = (sent, &handle.routed) {
                 routed.backend.abandon(&sent.op, sent.slot);
                 self.group.end_staged(sent.slot);
-            }
-            if let Some(routed) = &handle.routed {
-                routed.backend.leave_graphs();
             }
         }
     }

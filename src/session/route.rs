@@ -3,7 +3,7 @@
 use crate::backend::{HtBackend, HtGroupBackend, HtRouting, LlBackend, LlGroupBackend};
 use crate::error::refusal::{OfTensor, Role, Subject};
 use crate::error::{Error, Result, Value};
-use crate::model::handle_state::{GivenBlock, HandleHome};
+use crate::model::handle_state::{GivenBlock, HandleHome, HandleLife};
 use crate::model::ops::{HandleForm, Routing, Stream};
 use crate::model::tensor::DevPtr;
 use crate::rule;
@@ -22,11 +22,12 @@ pub(super) struct Given {
 pub(super) struct Own<'a> {
     pub(super) given: Option<&'a Given>,
     pub(super) form: HandleForm,
+    pub(super) life: &'a HandleLife,
 }
 
 impl Own<'_> {
     fn home(self) -> HandleHome {
-        self.given.map_or(HandleHome::Own, |given| HandleHome::Given(given.block))
+        HandleHome { given: self.given.map(|given| given.block), life: self.life.clone() }
     }
 }
 

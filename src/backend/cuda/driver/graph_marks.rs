@@ -8,7 +8,7 @@ use crate::backend::cuda::driver::api::call;
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::memory::HostPage;
 use crate::backend::cuda::driver::module::Module;
-use crate::backend::cuda::driver::stream::{StreamScope, graph_of};
+use crate::backend::cuda::driver::stream::graph_of;
 use crate::backend::cuda::kernels;
 use crate::backend::cuda::kernels::LaunchShape;
 use crate::backend::cuda::params::common::{REPLAY_MARK_THREADS, ReplayMarkParams};
@@ -101,11 +101,6 @@ impl GraphCount {
         unsafe { call!(cuUserObjectCreate(&mut object, count, Some(let_go), 1, NO_SYNC))? };
         // SAFETY: the graph is under construction and the object has one reference, which is given away.
         unsafe { call!(cuGraphRetainUserObject(graph, object, 1, MOVE)) }
-    }
-
-    /// The same if `at` is captured.
-    pub fn add_if_captured(&self, at: &StreamScope) -> Result<()> {
-        if at.is_captured() { self.add(at.stream) } else { Ok(()) }
     }
 
     /// Whether a graph has any of them.

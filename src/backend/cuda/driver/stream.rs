@@ -25,14 +25,14 @@ pub struct StreamScope {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StreamId(u64);
 
-/// One recording of work into a graph.
+/// One recording of work into a graph, by the number that no other one of the process has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capture(u64);
 
+#[cfg(test)]
 impl Capture {
-    /// Its number, which no other capture of the process has.
-    pub fn number(self) -> u64 {
-        self.0
+    pub fn numbered(number: u64) -> Self {
+        Self(number)
     }
 }
 

@@ -1,7 +1,6 @@
 //! An HT handle on one node, and its operations.
 
 use crate::backend::cuda::auxiliary::GivenHeader;
-use crate::backend::cuda::driver::graph_marks::GraphCount;
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory, HostPage};
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::group_context::GroupContext;
@@ -19,6 +18,7 @@ use crate::backend::cuda::params::ht::{
 use crate::backend::cuda::params::ht_kept::{
     HtZones, HtZonesCombineParams, HtZonesDispatchParams, HtZonesScaledDispatchParams,
 };
+use crate::backend::cuda::pool::Taken;
 use crate::backend::{HtBackend, opened_again};
 use crate::error::Result;
 use crate::model::handle_state::HtSections;
@@ -33,7 +33,7 @@ use std::time::{Duration, Instant};
 pub struct CudaHt {
     pub group: Arc<HtShared>,
     /// `None` if it was opened again.
-    pub memory: Option<Arc<HandleMemory>>,
+    pub memory: Option<Taken<HandleMemory>>,
     pub block: DevPtr,
     pub sections: HtSections,
     /// Of a block in a caller's memory.
@@ -127,7 +127,7 @@ impl CudaHt {
     ) -> Result<()> {
         let group = &*self.group;
         if let Some(memory) = &self.memory {
-            memory.in_graphs.add_if_captured(at)?;
+            memory.use_at(at);
         }
         let turn = group.order.begin(at)?;
         let compared = match &self.header {
@@ -255,8 +255,6 @@ impl HtBackend for CudaHt {
 pub struct HandleMemory {
     buffer: Option<Buffer>,
     bytes: usize,
-    /// While graphs have the block, it serves no other routing, as nobody knows when they are launched.
-    pub in_graphs: GraphCount,
     pub received: HostPage<HtCount>,
 }
 
@@ -269,12 +267,12 @@ impl HandleMemory {
     pub fn new(group: &GroupContext, memory: &Arc<CudaMemory>, bytes: usize) -> Result<Self> {
         let received = HostPage::new(&memory.context, COUNTS)?;
         let buffer = (bytes > 0).then(|| group.block(memory, bytes)).transpose()?;
-        Ok(Self { buffer, bytes, in_graphs: GraphCount::default(), received })
+        Ok(Self { buffer, bytes, received })
     }
 
-    /// The excess of this memory over `bytes`; `None` if it is too small, in use, or has a block that nobody would use.
+    /// The excess of this memory over `bytes`; `None` if it is too small, or has a block that nobody would use.
     pub fn waste(&self, bytes: usize) -> Option<usize> {
-        let fits = (bytes > 0) == self.buffer.is_some() && !self.in_graphs.has_any();
+        let fits = (bytes > 0) == self.buffer.is_some();
         self.bytes.checked_sub(bytes).filter(|_| fits)
     }
 

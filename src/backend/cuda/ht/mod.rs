@@ -27,7 +27,7 @@ use crate::backend::cuda::kernels::{self, to_u32};
 use crate::backend::cuda::network::Network;
 use crate::backend::cuda::params::common::KernelOp;
 use crate::backend::cuda::params::ht::{HtHandleMemory, HtLayout, HtRouteParams};
-use crate::backend::cuda::pool::Pool;
+use crate::backend::cuda::pool::{Pool, Taken};
 use crate::backend::{HtBackend, HtGroupBackend, HtRouting};
 use crate::error::refusal::{InSequence, Subject};
 use crate::error::{Error, Result};
@@ -75,13 +75,13 @@ impl HtGroup {
             return Err(Error::usage(Subject::Stream, InSequence::NoCaptureOfRouting));
         }
         let prepared = wanted.and_then(|wanted| {
-            let handle = self.prepare(wanted, epoch)?;
+            let handle = self.prepare(wanted, epoch, at)?;
             Ok((self.params_of(&handle)?, handle))
         });
         match prepared {
             Ok((params, handle)) => {
                 if let Some(memory) = &handle.memory {
-                    memory.in_graphs.add_if_captured(at)?;
+                    memory.use_at(at);
                 }
                 self.launch_route(Some(&handle), &params, at)?;
                 Ok(handle)
@@ -96,20 +96,21 @@ impl HtGroup {
     }
 
     /// Handle number `epoch` of the group, before it is announced to the others.
-    fn prepare(self: &Arc<Self>, wanted: HtRouting, epoch: u32) -> Result<CudaHt> {
-        let bytes = match wanted.home {
-            HandleHome::Own => self.shared.plan.handle(&wanted.routing).bytes,
-            HandleHome::Given(_) => 0,
+    fn prepare(self: &Arc<Self>, wanted: HtRouting, epoch: u32, at: &StreamScope) -> Result<CudaHt> {
+        let bytes = match wanted.home.given {
+            None => self.shared.plan.handle(&wanted.routing).bytes,
+            Some(_) => 0,
         };
         let waste = |memory: &HandleMemory| memory.waste(bytes);
         let make = || HandleMemory::new(&self.shared.context, &self.memory, bytes);
-        self.handle(wanted, Some(self.pool.take(waste, make)?), epoch)
+        let memory = self.pool.take(&wanted.home.life, at.capture, waste, make)?;
+        self.handle(wanted, Some(memory), epoch)
     }
 
     /// Handle number `epoch`; what the library has of its memory is `memory`.
-    fn handle(self: &Arc<Self>, wanted: HtRouting, memory: Option<Arc<HandleMemory>>, epoch: u32) -> Result<CudaHt> {
+    fn handle(self: &Arc<Self>, wanted: HtRouting, memory: Option<Taken<HandleMemory>>, epoch: u32) -> Result<CudaHt> {
         let (plan, mut routing) = (&self.shared.plan, wanted.routing);
-        let given = wanted.home.given().map(|GivenBlock(block)| block);
+        let given = wanted.home.given.map(|GivenBlock(block)| block);
         let own = memory.as_ref().and_then(|memory| memory.block());
         let (block, sections) = (given.or(own).unwrap_or_default(), plan.handle(&routing));
         let given_ids = Numbers { data: routing.ids, width: routing.width };
@@ -216,8 +217,8 @@ impl HtGroupBackend for HtGroup {
             let (group, rails) = (Arc::clone(&self.shared), Arc::clone(rails));
             return Ok(Box::new(GivenHt { group, rails, routing, block, received: None }));
         }
-        let wanted =
-            HtRouting { routing, counter: None, counters: RoutingCounters::default(), home: HandleHome::Given(block) };
+        let home = HandleHome { given: Some(block), ..HandleHome::default() };
+        let wanted = HtRouting { routing, counter: None, counters: RoutingCounters::default(), home };
         Ok(Box::new(self.handle(wanted, None, 0)?))
     }
 }

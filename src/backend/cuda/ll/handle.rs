@@ -16,6 +16,7 @@ use crate::backend::cuda::params::common::{KernelOp, ScaledRows};
 use crate::backend::cuda::params::ll::{
     LlCombineParams, LlCommon, LlDispatchParams, LlLayout, LlPhase, LlScaledDispatchParams,
 };
+use crate::backend::cuda::pool::Taken;
 use crate::backend::cuda::scaled_rows::{ScalesWord, scaled_rows};
 use crate::error::refusal::{AmongRanks, Role, Subject};
 use crate::error::{Error, Result};
@@ -36,7 +37,7 @@ pub struct Handle {
     pub views: Option<Arc<ViewBanks>>,
     pub plan: HandlePlan,
     pub routing: Routing,
-    pub memory: Arc<HandleMemory>,
+    pub memory: Taken<HandleMemory>,
     /// Of a block in a caller's memory.
     pub header: Option<GivenHeader>,
     /// In the order of creation, from 1 on.

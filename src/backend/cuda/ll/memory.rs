@@ -1,7 +1,6 @@
 //! The memory of an LL handle.
 
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
-use crate::backend::cuda::driver::stream::Capture;
 use crate::backend::cuda::group_context::GroupContext;
 use crate::backend::cuda::ll::plan::LlPlan;
 use crate::backend::cuda::network::two_sided::handshake::Handshake;
@@ -11,7 +10,7 @@ use crate::model::handle_state::{GivenBlock, LlSections};
 use crate::model::ops::{HandleForm, Routing, StagedSlot};
 use crate::model::tensor::DevPtr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// One handle's memory: the data that its dispatch stores for its combine.
 pub struct HandleMemory {
@@ -25,12 +24,7 @@ pub struct HandleMemory {
     handshake: Option<Handshake>,
     /// 1 + the index of a slot, or zero.
     receiver: AtomicUsize,
-    /// The number of the capture that has operations on it, `SEVERAL` or `NO_CAPTURE`.
-    captured_in: AtomicU64,
 }
-
-const NO_CAPTURE: u64 = 0;
-const SEVERAL: u64 = u64::MAX;
 
 impl HandleMemory {
     /// The content is arbitrary, or left by an earlier handle. Initialising it would have to wait
@@ -57,7 +51,6 @@ impl HandleMemory {
             form,
             handshake,
             receiver: AtomicUsize::new(0),
-            captured_in: AtomicU64::new(NO_CAPTURE),
         })
     }
 
@@ -72,28 +65,13 @@ impl HandleMemory {
             form,
             handshake: None,
             receiver: AtomicUsize::new(0),
-            captured_in: AtomicU64::new(NO_CAPTURE),
         }
     }
 
-    /// Whether the memory fits a handle with such a routing that is made in `capture`, or outside. What a graph uses serves
-    /// that graph alone, whose operations follow each other.
-    pub fn serves(&self, routing: &Routing, capture: Option<Capture>) -> bool {
+    /// Whether the memory fits a handle with such a routing.
+    pub fn serves(&self, routing: &Routing) -> bool {
         let is_same = (self.top_k, self.form) == (routing.top_k, routing.form);
-        let used = self.captured_in.load(Ordering::Acquire);
-        let is_apart = used == NO_CAPTURE || capture.is_some_and(|capture| used == capture.number());
-        is_same && is_apart && self.handshake.as_ref().is_none_or(Handshake::is_free)
-    }
-
-    /// Operations in `capture` use the memory.
-    pub fn use_in(&self, capture: Capture) {
-        let to = |used| if [NO_CAPTURE, capture.number()].contains(&used) { capture.number() } else { SEVERAL };
-        let _ = self.captured_in.fetch_update(Ordering::AcqRel, Ordering::Acquire, |used| Some(to(used)));
-    }
-
-    /// The handle ends, and with it the graphs that use the memory.
-    pub fn leave_graphs(&self) {
-        self.captured_in.store(NO_CAPTURE, Ordering::Release);
+        is_same && self.handshake.as_ref().is_none_or(Handshake::is_free)
     }
 
     pub fn handshake(&self) -> Result<&Handshake> {

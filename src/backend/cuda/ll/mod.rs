@@ -28,7 +28,7 @@ use crate::backend::cuda::network::Network;
 use crate::backend::cuda::order::Order;
 use crate::backend::cuda::params::common::KernelOp;
 use crate::backend::cuda::params::ll::LlLayout;
-use crate::backend::cuda::pool::Pool;
+use crate::backend::cuda::pool::{Pool, Taken};
 use crate::backend::{LlBackend, LlGroupBackend};
 use crate::error::Result;
 use crate::model::handle_state::{GivenBlock, HandleHome, header};
@@ -111,7 +111,7 @@ impl LlGroupBackend for LlGroup {
         self.context.renew_tuning();
         let tuning = *self.context.tuning.read();
         let capture = self.context.module.enter(stream).ok().and_then(|at| at.capture);
-        let serves = |memory: &HandleMemory| memory.serves(&routing, capture).then_some(0);
+        let serves = |memory: &HandleMemory| memory.serves(&routing).then_some(0);
         let forwarded = self.network.as_ref().map(|network| network.view.forwarded().len());
         let make = || HandleMemory::new((&self.context, &self.memory), &self.plan, &routing, forwarded);
         let handle = Handle {
@@ -119,11 +119,11 @@ impl LlGroupBackend for LlGroup {
             context: Arc::clone(&self.context),
             layout: self.layout,
             views: self.views.clone(),
-            memory: match home {
-                HandleHome::Own => self.pool.take(serves, make)?,
-                HandleHome::Given(block) => Arc::new(HandleMemory::given(&self.plan, &routing, block)),
+            memory: match home.given {
+                None => self.pool.take(&home.life, capture, serves, make)?,
+                Some(block) => Taken::apart(HandleMemory::given(&self.plan, &routing, block), &home.life),
             },
-            header: (home.given())
+            header: (home.given)
                 .map(|GivenBlock(block)| GivenHeader::new(block, header(&self.plan.facts, &routing, 0))),
             number: 1 + self.handles.fetch_add(1, Relaxed),
             source_tokens: OnceCell::new(),
@@ -153,9 +153,7 @@ impl InGroup {
     /// The same for an operation.
     fn enter_to_run(&self, stream: Stream) -> Result<StreamScope> {
         let at = self.enter(stream)?;
-        if let Some(capture) = at.capture {
-            self.handle.memory.use_in(capture);
-        }
+        self.handle.memory.use_at(&at);
         Ok(at)
     }
 
@@ -251,10 +249,6 @@ impl LlBackend for CudaLl {
             Ok(())
         };
         self.0.group.staged.abandon(slot, Box::new(discard));
-    }
-
-    fn leave_graphs(&self) {
-        self.0.handle.memory.leave_graphs();
     }
 
     fn add_counts(&self, counts: DevPtr, totals: DevPtr, stream: Stream) -> Result<()> {

@@ -36,7 +36,7 @@ impl HostHt {
         let own = wanted.clone();
         let map = agreement::exchange(&shared, wanted, stream, timeout)?;
         let HtRouting { routing, home, .. } = own?;
-        Ok(Self { shared, routing, map: Some(Arc::new(map)), given: home.given() })
+        Ok(Self { shared, routing, map: Some(Arc::new(map)), given: home.given })
     }
 
     /// A handle over what lies in `block`.

@@ -38,7 +38,7 @@ pub struct HostLl {
 impl HostLl {
     /// A handle with the ids `routing`, which every operation reads again.
     pub fn new(shared: Arc<GroupState>, routing: Routing, home: HandleHome) -> Self {
-        let given = home.given();
+        let given = home.given;
         Self {
             received: match given {
                 Some(_) => Arc::clone(&shared.received_in_given),

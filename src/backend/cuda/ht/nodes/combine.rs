@@ -58,7 +58,7 @@ pub fn run(
         columns,
     };
     let at = &group.enter(stream)?;
-    handle.stay_in_graph(at)?;
+    handle.stay_in_graph(at);
     let order = group.order.begin(at)?;
     let mut turn = handle.rails.turn.lock();
     let mut enqueueing = Enqueueing::new(&handle.rails, &mut turn, at, "HT combine")?;

@@ -62,7 +62,7 @@ pub fn open_handle(
     }
     let creation = Creation { group, rails, epoch, at };
     let wanted = wanted.and_then(|wanted| part::reserve(group, rails, wanted));
-    let given = wanted.as_ref().ok().and_then(|it| it.home.given());
+    let given = wanted.as_ref().ok().and_then(|it| it.home.given);
     let own = match &wanted {
         Ok(HtRouting { routing, .. }) => {
             Announced { tokens: routing.tokens, verdict: verdict_with(to_u32(routing.top_k)?) }

@@ -59,7 +59,7 @@ pub fn run(
     let dispatch =
         Dispatch { handle: Handle::new(handle)?, op, launch, remote_launch, own: Inputs::of(op, &handle.routing) };
     let at = &group.enter(stream)?;
-    handle.stay_in_graph(at)?;
+    handle.stay_in_graph(at);
     let order = group.order.begin(at)?;
     let mut turn = handle.rails.turn.lock();
     let mut enqueueing = Enqueueing::new(&handle.rails, &mut turn, at, "HT dispatch")?;

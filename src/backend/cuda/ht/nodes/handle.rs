@@ -7,6 +7,7 @@ use crate::backend::cuda::ht::nodes::rails::{Banks, NodesMemory, Rails};
 use crate::backend::cuda::ht::plan::HandleGrids;
 use crate::backend::cuda::ht::shared::HtShared;
 use crate::backend::cuda::params::ht_nodes::HtNodesMemory;
+use crate::backend::cuda::pool::Taken;
 use crate::error::Result;
 use crate::model::ids::SourceIx;
 use crate::model::ops::{IntWidth, Routing};
@@ -19,7 +20,7 @@ pub struct NodesHt {
     pub group: Arc<HtShared>,
     pub rails: Arc<Rails>,
     /// What the library has of it; `None` if it was opened again in a caller's memory.
-    pub memory: Option<Arc<NodesMemory>>,
+    pub memory: Option<Taken<NodesMemory>>,
     /// Where it begins on the device.
     pub base: DevPtr,
     pub size: HandleSize,
@@ -85,8 +86,8 @@ impl Counts {
 
 impl NodesHt {
     /// Keeps the library's memory for the graph that `at` is captured into, if it is.
-    pub fn stay_in_graph(&self, at: &StreamScope) -> Result<()> {
-        self.memory.as_ref().map_or(Ok(()), |memory| memory.in_graphs.add_if_captured(at))
+    pub fn stay_in_graph(&self, at: &StreamScope) {
+        self.memory.iter().for_each(|memory| memory.use_at(at));
     }
 
     /// The handle's memory as kernels see it.

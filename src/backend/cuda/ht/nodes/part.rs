@@ -10,15 +10,15 @@ use crate::backend::cuda::ht::shared::HtShared;
 use crate::backend::cuda::kernels::to_u32;
 use crate::backend::cuda::network::two_sided::handshake::Announced;
 use crate::backend::cuda::params::ht_nodes::HtNodesMemory;
+use crate::backend::cuda::pool::Taken;
 use crate::error::{Error, Result};
-use crate::model::handle_state::HandleHome;
+use crate::model::handle_state::HandleLife;
 use crate::model::ops::{HandleForm, IntWidth, Numbers, Routing, RoutingCounters};
 use crate::model::tensor::DevPtr;
-use std::sync::Arc;
 
 /// What this rank brings to a handle.
 pub struct Part {
-    pub memory: Arc<NodesMemory>,
+    pub memory: Taken<NodesMemory>,
     /// Where its memory on the device begins.
     pub base: DevPtr,
     /// Its ids are those that kernels read: the caller's, or a copy that the handle keeps.
@@ -42,7 +42,7 @@ impl Part {
         let keeps_ids = routing.form.keeps_ids;
         let slots = rails.slots(group.plan.max_tokens, top_k, routing.form);
         let needed = HandleSize { own, remote, tokens: own, top_k, keeps_ids, slots };
-        let given = wanted.home.given();
+        let given = wanted.home.given;
         let size = given.map_or(needed, |_| given::size(group, rails, &routing));
         let bytes = rails.plan.memory(0, if given.is_none() { needed } else { HandleSize::default() })?.bytes;
         // Of one size where the group has a bound, so that later handles can use it.
@@ -51,7 +51,7 @@ impl Part {
             Some(most) => given::size_of_any(rails, most, (top_k, routing.form)),
             None => HandleSize { own: own.next_power_of_two(), ..needed },
         };
-        let memory = memory(group, rails, bytes, room)?;
+        let memory = memory((group, rails), &wanted.home.life, bytes, room)?;
         let base = given.map_or(memory.data(), |block| given::memory_of(rails, block));
         let mut ids = None;
         if keeps_ids {
@@ -64,7 +64,7 @@ impl Part {
 
     pub fn refusing(rails: &Rails, error: &Error) -> Self {
         Self {
-            memory: Arc::clone(&rails.spare),
+            memory: rails.spare.clone(),
             base: rails.spare.data(),
             routing: Routing {
                 tokens: 0,
@@ -89,15 +89,20 @@ impl Part {
 /// Finds out whether there is memory for a handle, before others count on this rank.
 pub fn reserve(group: &HtShared, rails: &Rails, wanted: HtRouting) -> Result<HtRouting> {
     let Routing { top_k, form, .. } = wanted.routing;
-    if let (HandleHome::Own, Some(most)) = (wanted.home, group.plan.facts.max_tokens) {
+    if let (None, Some(most)) = (wanted.home.given, group.plan.facts.max_tokens) {
         let room = given::size_of_any(rails, most, (top_k, form));
-        memory(group, rails, rails.plan.memory(0, room)?.bytes, room)?;
+        memory((group, rails), &wanted.home.life, rails.plan.memory(0, room)?.bytes, room)?;
     }
     Ok(wanted)
 }
 
 /// Memory of `bytes` at least; new one has this `room`.
-fn memory(group: &HtShared, rails: &Rails, bytes: usize, room: HandleSize) -> Result<Arc<NodesMemory>> {
+fn memory(
+    (group, rails): (&HtShared, &Rails),
+    handle: &HandleLife,
+    bytes: usize,
+    room: HandleSize,
+) -> Result<Taken<NodesMemory>> {
     let make = || NodesMemory::new(&group.context, &rails.memory, &rails.plan, room);
-    rails.pool.take(|memory| memory.waste(bytes), make)
+    rails.pool.take(handle, None, |memory| memory.waste(bytes), make)
 }

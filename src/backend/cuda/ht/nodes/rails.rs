@@ -2,7 +2,6 @@
 
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::event::DriverEvent;
-use crate::backend::cuda::driver::graph_marks::GraphCount;
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory, HostPage};
 use crate::backend::cuda::group_context::GroupContext;
 use crate::backend::cuda::ht::nodes::messages::{Bank, TokenBytes};
@@ -14,8 +13,9 @@ use crate::backend::cuda::network::two_sided::handshake::Handshake;
 use crate::backend::cuda::params::common::RankOnNode;
 use crate::backend::cuda::params::ht::HtCount;
 use crate::backend::cuda::params::ht_nodes::{HtForwarded, HtNodes};
-use crate::backend::cuda::pool::Pool;
+use crate::backend::cuda::pool::{Pool, Taken};
 use crate::error::Result;
+use crate::model::handle_state::HandleLife;
 use crate::model::ops::HandleForm;
 use crate::model::tensor::DevPtr;
 use parking_lot::Mutex;
@@ -31,7 +31,7 @@ pub struct Rails {
     pub handshake: Handshake,
     pub pool: Pool<NodesMemory>,
     /// For a rank that refuses its part of a handle.
-    pub spare: Arc<NodesMemory>,
+    pub spare: Taken<NodesMemory>,
     row_bytes: usize,
     ids: Mutex<Vec<(Arc<Buffer>, usize)>>,
     /// The last serve new handles. Earlier ones stay, as operations that use them may outlive their handles.
@@ -64,7 +64,7 @@ impl Rails {
             own_counts: tally_bytes,
             handshake: Handshake::new(memory, plan.forwarded)?,
             pool: Pool::default(),
-            spare: Arc::new(spare),
+            spare: Taken::apart(spare, &HandleLife::default()),
             row_bytes: shared.plan.facts.row_bytes,
             ids: Mutex::default(),
             banks: Mutex::default(),
@@ -141,8 +141,6 @@ impl Rails {
 pub struct NodesMemory {
     buffer: Buffer,
     bytes: usize,
-    /// While graphs have it, it serves no other routing.
-    pub in_graphs: GraphCount,
     /// Tokens that travel, the most that a rank has, and the rows that this one receives; where they lie by expert also
     /// the slots; and what ranks tell of their room.
     pub announced: HostPage<HtCount>,
@@ -156,13 +154,12 @@ impl NodesMemory {
         let bytes = plan.memory(0, size)?.bytes;
         let announced = HostPage::new(&memory.context, plan.announced() + 1 + plan.ranks)?;
         let forwarded = HostPage::new(&memory.context, plan.forwarded)?;
-        let in_graphs = GraphCount::default();
-        Ok(Self { buffer: group.block(memory, bytes)?, bytes, in_graphs, announced, forwarded })
+        Ok(Self { buffer: group.block(memory, bytes)?, bytes, announced, forwarded })
     }
 
-    /// The excess of this memory over `bytes`; `None` if it is too small, or in use.
+    /// The excess of this memory over `bytes`; `None` if it is too small.
     pub fn waste(&self, bytes: usize) -> Option<usize> {
-        self.bytes.checked_sub(bytes).filter(|_| !self.in_graphs.has_any())
+        self.bytes.checked_sub(bytes)
     }
 
     /// Where the device memory begins.

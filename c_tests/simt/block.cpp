@@ -177,21 +177,6 @@ uint32_t Block::MeetBlock(const char* operation, bool vote) {
     return votes;
 }
 
-void Block::MeetNamed(uint32_t id, uint32_t threads) {
-    if (id == 0 || id >= kNamedBarriers || threads == 0 || threads % kLanes != 0 || threads > grid_.threads) {
-        Fail("barrier " + std::to_string(id) + " for " + std::to_string(threads) + " threads");
-    }
-    Meeting& meeting = named_[id];
-    if (meeting.arrived != 0 && meeting.expected != threads) {
-        Fail("barrier " + std::to_string(id) + " for " + std::to_string(meeting.expected) +
-             " and for " + std::to_string(threads) + " threads");
-    }
-    meeting.operation = "a named barrier";
-    meeting.expected = threads;
-    stores_.MeetBlock(thread_);
-    EndRoundOrWait(meeting, threads);
-}
-
 void Block::Poll() {
     if (++polls_ >= kPollsOfEach * (ready_.size() + 1)) {
         polls_ = 0;

@@ -25,7 +25,6 @@ struct Dim3 {
 
 constexpr uint32_t kLanes = 32;
 constexpr uint32_t kAllLanes = ~0u;
-constexpr uint32_t kNamedBarriers = 16;
 
 // What a grid is launched with.
 struct Grid {
@@ -67,8 +66,6 @@ class Block {
     const WarpValues& MeetWarp(const char* operation, uint32_t mask, uint64_t value);
     // The whole block votes; the result is how many voted for it.
     uint32_t MeetBlock(const char* operation, bool vote);
-    // `threads` threads of the block that name the same barrier.
-    void MeetNamed(uint32_t id, uint32_t threads);
 
     // A turn of a polling loop: others run.
     void Poll();
@@ -93,7 +90,6 @@ class Block {
     struct Meeting {
         const char* operation = nullptr;
         uint32_t arrived = 0;
-        uint32_t expected = 0;  // of named barriers
         uint32_t round = 0;
         std::vector<uint32_t> waiting;
     };
@@ -146,7 +142,6 @@ class Block {
     std::vector<uint32_t> ready_;
     std::vector<Warp> warps_;
     MeetingOfBlock whole_;
-    Meeting named_[kNamedBarriers];
     uint32_t thread_ = 0;
     uint32_t alive_ = 0;
     uint32_t polls_ = 0;  // since the block slept last

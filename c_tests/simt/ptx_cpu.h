@@ -207,7 +207,6 @@ inline void fence_shared_before_bulk() {}
 inline void fence_global_before_bulk() {}
 #endif
 
-inline void named_barrier(uint32_t id, uint32_t threads) { simt::Block::Current().MeetNamed(id, threads); }
 
 inline float f32_from_f16(uint16_t bits) { return static_cast<float>(simt::FromBits<_Float16>(bits)); }
 

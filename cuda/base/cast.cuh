@@ -1,7 +1,8 @@
 // The cast of rows to e4m3 with a scale for each block of 128 or 32 elements (docs/formats.md has the formula).
 //
-// A warp casts 512 consecutive elements at a time, 16 in each lane; so 8 or 2 lanes share a scale. Multiplications
-// and divisions are rounded one by one, as the CPU backend's are: results are equal bit for bit.
+// Here a warp casts 512 consecutive elements at a time, 16 in each lane, so 8 or 2 lanes share a scale; senders of
+// dispatches in high throughput have 64 in each (../ht/cast_rows.cuh). Multiplications and divisions are rounded one by
+// one, as the CPU backend's are: results are equal bit for bit.
 #pragma once
 
 #include "params/common.h"

@@ -300,11 +300,6 @@ __device__ __forceinline__ void fence_global_before_bulk() {
 }
 #endif
 
-// Meets `threads` threads of the block that name the same barrier (1 to 15).
-__device__ __forceinline__ void named_barrier(uint32_t id, uint32_t threads) {
-    asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
-}
-
 __device__ __forceinline__ float f32_from_f16(uint16_t bits) {
     float value;
     asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));

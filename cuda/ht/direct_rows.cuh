@@ -203,7 +203,8 @@ __device__ void keep_token(const Block& block, uint32_t token, float weight, con
 // Fills a row of each output that no token fills; false if there is no such row.
 template <typename Block>
 __device__ bool fill_unused_row(const Block& block, uint32_t row) {
-    const bool has_row = block.keeps_rows && row < block.params.out_rows;
+    const bool fills = block.params.fills_rest != 0;
+    const bool has_row = fills && block.keeps_rows && row < block.params.out_rows;
     const bool has_routing = block.keeps_routing && row < block.params.routing_rows;
     if (has_row) {
         Vec16* to = reinterpret_cast<Vec16*>(block.out_row(row));
@@ -215,7 +216,8 @@ __device__ bool fill_unused_row(const Block& block, uint32_t row) {
     if (has_routing) {
         write_routing(block, row, {-1, 0.0f});
     }
-    return block.rows.clear_scales(row) || has_row || has_routing;
+    const bool has_scales = fills && block.rows.clear_scales(row);
+    return has_row || has_routing || has_scales;
 }
 
 template <typename Block>

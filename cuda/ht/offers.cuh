@@ -159,16 +159,21 @@ __device__ inline void hear_offer(const HtCommon& common, const HtMapped& mapped
     }
 }
 
-// One thread begins: reads what all need, and advances the epoch for the next kernel if no other block will read it.
+// One thread begins: reads what all need.
 __device__ inline void begin_offers(const HtCommon& common, const HtMapped& mapped, Agreed& agreed) {
-    HtOfferState* state = mapped.state;
-    agreed.epoch = ld_relaxed_gpu(&state->epoch) + 1;
+    agreed.epoch = ld_relaxed_gpu(&mapped.state->epoch) + 1;
     agreed.failure = known_failure(common.wait);
     agreed.total = common.handle.begins[common.peers.ranks];
     agreed.is_mapped = mapped.way;
     agreed.are_mapped = 1;
     agreed.is_missing = 0;
-    if (inc_acq_rel_gpu(&state->blocks_started, gridDim.x - 1) == gridDim.x - 1) {
+}
+
+// One thread of each block that has begun: the last one advances the epoch for the next kernel.
+__device__ inline void advance_epoch(const HtMapped& mapped, const Agreed& agreed) {
+    HtOfferState* state = mapped.state;
+    const bool is_alone = mapped.way == 0;
+    if (is_alone || inc_acq_rel_gpu(&state->blocks_started, gridDim.x - 1) == gridDim.x - 1) {
         st_relaxed_gpu(&state->epoch, agreed.epoch);
     }
 }
@@ -193,28 +198,39 @@ __device__ __noinline__ static void note_fallback(const HtMapped& mapped) {
 }
 
 // Makes this rank's offers, and hears the others' if this rank's does not settle the matter. All threads of the grid
-// call it. `has_room(total)` says whether the operation can run here. Where it cannot, or must not, there is no offer,
-// and the way through rings finds out why. `watch` is called behind this rank's offers, before others are heard.
+// call it; where the launch has nothing to offer, the first block does it all and the others go on. `has_room(total)`
+// says whether the operation can run here. Where it cannot, or must not, there is no offer, and the way through rings
+// finds out why. `watch` is called behind this rank's offers, before others are heard.
 template <typename HasRoom, typename Watch>
 __device__ inline Agreement agree(const HtCommon& common, const HtMapped& mapped, const HasRoom& has_room,
                                   Agreed& agreed, Watch watch) {
+    if (mapped.way == 0 && blockIdx.x != 0) {
+        return {Way::kRings, 0, false};
+    }
     if (threadIdx.x == 0) {
         begin_offers(common, mapped, agreed);
     }
     __syncthreads();
     const uint32_t epoch = agreed.epoch;
-    if (agreed.failure != 0 || (agreed.total & HT_DISAGREED) != 0 || !has_room(agreed.total)) {
-        return {Way::kRings, epoch, false};
+    const bool offers = agreed.failure == 0 && (agreed.total & HT_DISAGREED) == 0 && has_room(agreed.total);
+    if (offers) {
+        for_each_peer(common, [&](uint32_t peer) {
+            if (uint64_t{rows_of(common, peer)} * mapped.side_row_bytes > mapped.layout.side_bytes) {
+                agreed.is_mapped = 0;
+            }
+        });
     }
-    for_each_peer(common, [&](uint32_t peer) {
-        if (uint64_t{rows_of(common, peer)} * mapped.side_row_bytes > mapped.layout.side_bytes) {
-            agreed.is_mapped = 0;
-        }
-    });
     __syncthreads();
-    if (blockIdx.x == 0) {
+    if (offers && blockIdx.x == 0) {
         fence_acq_rel_sys();
         for_each_peer(common, [&](uint32_t peer) { make_offer(common, mapped, peer, agreed); });
+    }
+    // Behind the offers, and by a thread that hears none, as the answer takes most of a microsecond.
+    if (threadIdx.x == blockDim.x - 1) {
+        advance_epoch(mapped, agreed);
+    }
+    if (!offers) {
+        return {Way::kRings, epoch, false};
     }
     if (agreed.is_mapped == 0) {
         note_fallback(mapped);

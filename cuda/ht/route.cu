@@ -34,6 +34,7 @@
 #include "../layout/flat.cuh"
 #include "rings.cuh"
 #include "route_ids.cuh"
+#include "verdict.cuh"
 #include "zones.cuh"
 
 namespace nccl_ep::ht_route_impl {
@@ -57,8 +58,6 @@ struct SharedStorage {
     // several the least one counts: a refusal before a difference, then by rank.
     uint32_t conclusion;
 };
-
-constexpr uint32_t kAgreed = 0xffffffffu;
 
 struct Block {
     const HtRouteParams& params;
@@ -248,19 +247,6 @@ __device__ void notify_if_last(const Block& block) {
     }
 }
 
-// What this rank concludes from the verdict of `source`.
-__device__ uint32_t conclude(const Block& block, uint32_t source, const Arrival& verdict) {
-    const uint32_t low = verdict.data & ((1u << HT_DISAGREED_RANK_SHIFT) - 1);
-    const uint32_t why = HT_DISAGREED | source << HT_DISAGREED_RANK_SHIFT | low;
-    if (!verdict.ok) {
-        return HT_VERDICT_MISSING;
-    }
-    if (verdict.data >> HT_VERDICT_CODE_SHIFT != 0) {
-        return why;
-    }
-    return verdict.data == block.params.verdict ? kAgreed : why | HT_DISAGREED_TOP_K;
-}
-
 // Number `i` of the packets of `source`.
 __device__ Arrival wait_for_count(const Block& block, uint32_t source, uint32_t i) {
     const HtRouteParams& params = block.params;
@@ -284,7 +270,7 @@ __device__ void receive_rows(const Block& block) {
         const Arrival verdict = wait_for_count(block, source, block.local_experts() + 1);
         shared.rows[source] = block.bounded(rows.data);
         atomicMin(&shared.conclusion,
-                  conclude(block, source, {rows.ok && verdict.ok, verdict.data}));
+                  conclude(block.params.verdict, source, {rows.ok && verdict.ok, verdict.data}));
     }
     __syncthreads();
 }

@@ -4,11 +4,9 @@
 #include "../base/expert.cuh"
 #include "../layout/flat.cuh"
 #include "numbering.cuh"
-#include "rings.cuh"
+#include "verdict.cuh"
 
 namespace nccl_ep::ht_route_nodes_impl {
-
-constexpr uint32_t kAgreed = 0xffffffffu;
 
 struct SharedStorage {
     Numbering numbering;
@@ -81,19 +79,6 @@ struct Block {
     }
 };
 
-// What this rank concludes from the verdict of `source`.
-__device__ inline uint32_t conclude(const Block& block, uint32_t source, const Arrival& verdict) {
-    const uint32_t low = verdict.data & ((1u << HT_DISAGREED_RANK_SHIFT) - 1);
-    const uint32_t why = HT_DISAGREED | source << HT_DISAGREED_RANK_SHIFT | low;
-    if (!verdict.ok) {
-        return HT_VERDICT_MISSING;
-    }
-    if (verdict.data >> HT_VERDICT_CODE_SHIFT != 0) {
-        return why;
-    }
-    return verdict.data == block.params.verdict ? kAgreed : why | HT_DISAGREED_TOP_K;
-}
-
 // Number `i` of the packets about `source`.
 __device__ inline Arrival wait_for_count(const Block& block, uint32_t source, uint32_t i) {
     const HtRouteNodesParams& params = block.params;
@@ -123,7 +108,7 @@ __device__ inline void receive_rows(const Block& block) {
         const Arrival verdict = wait_for_count(block, source, local_experts + nodes.chunks);
         const Arrival tokens = wait_for_count(block, source, local_experts + nodes.chunks + 1);
         ok = ok && verdict.ok && tokens.ok;
-        atomicMin(&block.shared.conclusion, conclude(block, source, {ok, verdict.data}));
+        atomicMin(&block.shared.conclusion, conclude(block.params.verdict, source, {ok, verdict.data}));
         atomicMax(&block.shared.most_tokens, min(tokens.data, block.params.max_tokens));
     }
     __syncthreads();

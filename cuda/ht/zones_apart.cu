@@ -5,10 +5,14 @@
 
 #include "../base/entry.cuh"
 #include "../base/numeric.cuh"
+#include "../base/scales.cuh"
 #include "../peer/fault.cuh"
 #include "zones.cuh"
 
 namespace nccl_ep::ht_zones_apart_impl {
+
+// Whether the group has failed before. All threads of a block come to the same conclusion.
+__device__ bool has_failed_before(const WaitParams& wait) { return __syncthreads_or(known_failure(wait) != 0) != 0; }
 
 // Whether `rows` slots are enough; otherwise the group has failed.
 template <typename Params>
@@ -29,34 +33,49 @@ __device__ __forceinline__ void each_slot(uint32_t slot_of_lane, uint32_t rows, 
     }
 }
 
-// One warp copies a row to its slots.
-__device__ void spread_row(const HtPlane& plane, uint32_t row, uint32_t slot_of_lane) {
-    const Vec16* from = reinterpret_cast<const Vec16*>(plane.rows + uint64_t{row} * plane.bytes);
-    each_slot(slot_of_lane, plane.out_rows, [&](uint32_t slot) {
-        Vec16* to = reinterpret_cast<Vec16*>(plane.out + uint64_t{slot} * plane.bytes);
-        for (uint32_t i = lane_idx(); i < plane.bytes / sizeof(Vec16); i += kWarpSize) {
-            st_row(to + i, ld_const(from + i));
-        }
-    });
+// One warp stores what `part(i)` is in each 16 bytes of a slot.
+template <typename Part>
+__device__ __forceinline__ void fill_slot(const HtSpreadParams& params, uint32_t slot, Part part) {
+    Vec16* to = reinterpret_cast<Vec16*>(params.out + uint64_t{slot} * params.row_bytes);
+    for (uint32_t i = lane_idx(); params.out != nullptr && i < params.row_bytes / sizeof(Vec16); i += kWarpSize) {
+        st_row(to + i, part(i));
+    }
 }
 
-// One warp writes zeros to a slot.
-__device__ void clear_slot(const HtPlane& plane, uint32_t slot) {
-    Vec16* to = reinterpret_cast<Vec16*>(plane.out + uint64_t{slot} * plane.bytes);
-    for (uint32_t i = lane_idx(); plane.out != nullptr && i < plane.bytes / sizeof(Vec16); i += kWarpSize) {
-        st_row(to + i, {{0, 0, 0, 0}});
+// The same in the scales of a slot, from byte `part(first)` on.
+template <typename Part>
+__device__ __forceinline__ void fill_scales(const HtSpreadParams& params, uint32_t slot, Part part) {
+    const ScaledRows& rows = params.scales;
+    uint8_t* to = scales_of_row(rows, rows.out, 0, slot);
+#pragma unroll 1
+    for (uint32_t first = lane_idx() * sizeof(Vec16); first < rows.scale_bytes; first += kWarpSize * sizeof(Vec16)) {
+        ScalePart{rows, rows.out, to, first}.store(part(first));
     }
+}
+
+// One warp copies a row and its scales to its slots.
+__device__ void spread_row(const HtSpreadParams& params, uint32_t row, uint32_t slot_of_lane) {
+    const Vec16* from = reinterpret_cast<const Vec16*>(params.rows + uint64_t{row} * params.row_bytes);
+    each_slot(slot_of_lane, params.out_rows, [&](uint32_t slot) {
+        fill_slot(params, slot, [&](uint32_t i) { return ld_const(from + i); });
+    });
+    const ScaledRows& rows = params.scales;
+    uint8_t* scales = scales_of_row(rows, rows.from, 0, row);
+    each_slot(slot_of_lane, params.scale_rows, [&](uint32_t slot) {
+        fill_scales(params, slot, [&](uint32_t first) { return ScalePart{rows, rows.from, scales, first}.load(); });
+    });
 }
 
 __device__ void clear_pads(const HtSpreadParams& params, uint32_t expert) {
     const HtZones& zones = params.zones;
     const uint32_t first = zones.begins[expert] + static_cast<uint32_t>(params.counts[expert]);
     for (uint32_t slot = first; slot < zones.begins[expert + 1]; ++slot) {
-        if (is_slot(slot, params.payloads.out_rows)) {
-            clear_slot(params.payloads, slot);
+        const auto zeros = [](uint32_t) { return Vec16{{0, 0, 0, 0}}; };
+        if (is_slot(slot, params.out_rows)) {
+            fill_slot(params, slot, zeros);
         }
-        if (is_slot(slot, params.scales.out_rows)) {
-            clear_slot(params.scales, slot);
+        if (is_slot(slot, params.scale_rows)) {
+            fill_scales(params, slot, zeros);
         }
         if (lane_idx() == 0 && params.out_weights != nullptr && is_slot(slot, params.weight_rows)) {
             params.out_weights[slot] = 0.0f;
@@ -66,8 +85,8 @@ __device__ void clear_pads(const HtSpreadParams& params, uint32_t expert) {
 
 ENTRY(ht_spread) {
     const HtZones& zones = params.zones;
-    if (known_failure(params.wait) != 0 || !has_room(params, params.payloads.out_rows, FAULT_TOKEN_ROWS) ||
-        !has_room(params, params.scales.out_rows, FAULT_SCALE_ROWS) ||
+    if (has_failed_before(params.wait) || !has_room(params, params.out_rows, FAULT_TOKEN_ROWS) ||
+        !has_room(params, params.scale_rows, FAULT_SCALE_ROWS) ||
         !has_room(params, params.weight_rows, FAULT_ROUTING_ROWS)) {
         return;
     }
@@ -75,12 +94,7 @@ ENTRY(ht_spread) {
     const uint32_t warp = blockIdx.x * num_warps() + warp_idx();
     for (uint32_t row = warp; row < params.received; row += warps) {
         const uint32_t slot = slot_of_lane(zones, row);
-        if (params.payloads.out != nullptr) {
-            spread_row(params.payloads, row, slot);
-        }
-        if (params.scales.out != nullptr) {
-            spread_row(params.scales, row, slot);
-        }
+        spread_row(params, row, slot);
         if (params.out_weights != nullptr && is_slot(slot, params.weight_rows)) {
             params.out_weights[slot] = params.weights[uint64_t{row} * params.top_k + lane_idx()];
         }
@@ -122,7 +136,7 @@ __device__ void gather_row(const HtGatherParams& params, uint32_t row, uint32_t 
 
 template <typename Type>
 __device__ void gather(const HtGatherParams& params) {
-    if (known_failure(params.wait) != 0 || !has_room(params, params.in_rows, FAULT_INPUT_ROWS)) {
+    if (has_failed_before(params.wait) || !has_room(params, params.in_rows, FAULT_INPUT_ROWS)) {
         return;
     }
     const uint32_t warps = gridDim.x * num_warps();

@@ -82,7 +82,7 @@ const FILES: [File; 8] = [
         name: "ht_kept",
         base: Some("ht.h"),
         sizes: sizes![ht_kept: HtZones HtZonesParams HtCountersParams HtCutParams HtByKParams
-            HtZonesDispatchParams HtZonesScaledDispatchParams HtZonesCombineParams HtPlane HtSpreadParams HtGatherParams],
+            HtZonesDispatchParams HtZonesScaledDispatchParams HtZonesCombineParams HtSpreadParams HtGatherParams],
     },
     File {
         name: "ht_mapped",

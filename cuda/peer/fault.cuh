@@ -61,7 +61,7 @@ __device__ __forceinline__ bool has_failed(const WaitParams& wait) {
 
 constexpr uint32_t kOwnFailure = 0xffffffffu;
 
-// One thread: what is known of a failure of the group. Zero if nothing, kOwnFailure, or 1 + the peer that
+// What is known of a failure of the group, which other threads may see earlier or later. Zero if nothing, kOwnFailure, or 1 + the peer that
 // has reported its own.
 __device__ __forceinline__ uint32_t known_failure(const WaitParams& wait) {
     const uint32_t own = ld_relaxed_gpu(wait.failed);

@@ -72,8 +72,8 @@ pub struct HandleForm {
     pub keeps_ids: bool,
     /// HT: rows lie by expert; a row that comes for several experts is there once for each.
     pub zones: Option<Zones>,
-    /// HT, of rows that do not lie by expert, where the handle keeps its ids and ranks are on one node: rows that there are
-    /// on each rank; what comes beyond is dropped. `None`: nothing is. The same on all ranks.
+    /// HT, of rows that do not lie by expert, where the handle keeps its ids: rows that there are on each rank; what comes
+    /// beyond is dropped. `None`: nothing is. The same on all ranks.
     pub most_rows: Option<usize>,
 }
 

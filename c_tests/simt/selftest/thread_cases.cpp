@@ -61,20 +61,7 @@ bool Votes(uint64_t seed) {
     });
 }
 
-// The first two warps sum up, meet, and read what the other one did; the third is not involved.
-bool NamedBarriers(uint64_t seed) {
-    return AllThreads(seed, kThreads, [] {
-        __shared__ uint32_t sums[2];
-        if (threadIdx.x < 2) sums[threadIdx.x] = 0;
-        __syncthreads();
-        if (threadIdx.x >= 64) return true;
-        atomicAdd(&sums[threadIdx.x / 32], 1u);
-        nccl_ep::named_barrier(3, 64);
-        return sums[1 - threadIdx.x / 32] == 32;
-    });
-}
-
-// As above without the barrier.
+// Two warps sum up, and read what the other one did, without a barrier between.
 bool NoBarrier(uint64_t seed) {
     return AllThreads(seed, 64, [] {
         __shared__ uint32_t sums[2];
@@ -97,10 +84,10 @@ bool Atomics(uint64_t seed) {
 
 bool BarrierThatOnlySomeReach(uint64_t seed) {
     return AllThreads(seed, 64, [] {
-        if (threadIdx.x < 32) {
+        if (threadIdx.x < 33) {
             __syncthreads();
         } else {
-            nccl_ep::named_barrier(1, 64);
+            __syncwarp();
         }
         return true;
     });
@@ -168,11 +155,10 @@ std::vector<Case> ThreadCases() {
         {"half_warps_on_their_own", Wanted::kRight, HalfWarpsOnTheirOwn},
         {"others_go_on_when_threads_end", Wanted::kRight, OthersGoOnWhenThreadsEnd},
         {"votes", Wanted::kRight, Votes},
-        {"named_barriers", Wanted::kRight, NamedBarriers},
         {"no_barrier", Wanted::kWrong, NoBarrier},
         {"atomics", Wanted::kRight, Atomics},
         {"barrier_that_only_some_reach", Wanted::kRefused, BarrierThatOnlySomeReach,
-         "32 threads wait at __syncthreads (the first is 0), 32 threads wait at a named barrier"},
+         "33 threads wait at __syncthreads (the first is 0), 31 threads wait at __syncwarp"},
         {"wait_that_nobody_ends", Wanted::kRefused, WaitThatNobodyEnds, "64 threads poll or run"},
         {"lanes_in_different_operations", Wanted::kRefused, LanesInDifferentOperations,
          "threads that must meet are in"},

@@ -5,6 +5,7 @@
 #include "reference/buffer.h"
 #include "reference/ht.h"
 #include "reference/lists.h"
+#include "reference/mapped.h"
 #include "reference/zones.h"
 
 enum { kMost = 12, kTopK = 3, kExperts = 3, kHidden = 32, kReplays = 3, kSeed = 50 };
@@ -84,17 +85,21 @@ static void close_run(Run* run) {
     ref_routing_free(run->routing);
 }
 
-// An update, a forward dispatch and a combine with gradients.
-static void play(void* context) {
-    const Run* run = context;
-    cudaStream_t stream = run->env->stream;
-    EpView ids, counter, tokens, weights, out, out_weights, results, gradients, combined, home;
+static void update(const Run* run) {
+    EpView ids, counter;
     ep_view_2d(&ids, ref_buffer_data(&run->ids), ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, run->tokens, kTopK);
     ep_view_1d(&counter, ref_buffer_data(&run->counter), ncclInt32, NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_DEVICE,
                kExperts);
     ncclNDTensor_t* const locals[] = {&counter.tensor};
-    EP_CHECK_NCCL(ncclEpHandleUpdate(run->handle, &ids.tensor, locals, 1, stream));
+    EP_CHECK_NCCL(ncclEpHandleUpdate(run->handle, &ids.tensor, locals, 1, run->env->stream));
+}
 
+// An update, a forward dispatch and a combine with gradients.
+static void play(void* context) {
+    const Run* run = context;
+    cudaStream_t stream = run->env->stream;
+    EpView tokens, weights, out, out_weights, results, gradients, combined, home;
+    update(run);
     const ncclEpTensorTag_t rows = NCCL_EP_TENSOR_TAG_TOKENS, factors = NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS;
     ep_view_2d(&tokens, ref_buffer_data(&run->tokens_in), ncclBfloat16, rows, run->tokens, kHidden);
     ep_view_2d(&weights, ref_buffer_data(&run->weights), ncclFloat32, factors, run->tokens, kTopK);
@@ -167,5 +172,95 @@ EP_TEST(rows_by_expert_and_updates) {
         }
         close_run(&run);
     }
+    ref_mapped_close();
+    EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
+}
+
+// Scales of a row, in an order of which the library knows the strides alone.
+typedef struct {
+    unsigned count;
+    bool by_column;
+} Scales;
+
+static void view_scales(EpView* view, const RefBuffer* buffer, const Scales* scales, size_t rows) {
+    const unsigned all = (unsigned)rows;
+    ep_view_2d(view, ref_buffer_data(buffer), ncclFloat32, NCCL_EP_TENSOR_TAG_SCALES, all, scales->count);
+    view->strides[0] = scales->by_column ? 1 : scales->count;
+    view->strides[1] = scales->by_column && all > 0 ? all : 1;
+    view->tensor.strides = view->strides;
+}
+
+static size_t place_of(const Scales* scales, size_t rows, size_t row, unsigned number) {
+    return scales->by_column ? number * rows + row : row * scales->count + number;
+}
+
+// Those of rank `source`, as they leave.
+static float* scales_of(const Run* run, const Scales* scales, unsigned source) {
+    const unsigned tokens = run->routing->num_tokens[source];
+    float* all = ref_host_new((size_t)tokens * scales->count * sizeof(float));
+    for (size_t i = 0; i < (size_t)tokens * scales->count; ++i) all[i] = ref_weight(kSeed + 5, source, i);
+    return all;
+}
+
+// As they arrive: zeros in a zone's slots that have no row; slots that are no zone's keep what they have.
+static void expect_scales(const Run* run, const Scales* scales, float* out) {
+    const RefZones* zones = &run->zones[run->rank];
+    for (unsigned expert = 0; expert < kExperts; ++expert) {
+        for (size_t slot = zones->begins[expert]; slot < zones->begins[expert + 1]; ++slot) {
+            for (unsigned i = 0; i < scales->count; ++i) out[place_of(scales, run->slots, slot, i)] = 0;
+        }
+    }
+    for (unsigned source = 0; source < (unsigned)run->env->size; ++source) {
+        EP_SCOPED float* sent = scales_of(run, scales, source);
+        const unsigned tokens = run->routing->num_tokens[source];
+        for (size_t entry = 0; entry < (size_t)tokens * kExperts; ++entry) {
+            const size_t slot = zones->slots[zones->first_of[source] * kExperts + entry], token = entry / kExperts;
+            for (unsigned i = 0; slot != kRefNoSlot && i < scales->count; ++i) {
+                out[place_of(scales, run->slots, slot, i)] = sent[place_of(scales, tokens, token, i)];
+            }
+        }
+    }
+}
+
+static void dispatch_with_scales(const Run* run, const Scales* scales) {
+    EP_SCOPED float* sent = scales_of(run, scales, run->rank);
+    const size_t row = scales->count * sizeof(float);
+    RefBuffer in = ref_buffer_new_input(run->tokens * row), out = ref_buffer_new(run->slots * row);
+    ref_buffer_upload(&in, sent);
+    EpView tokens, tokens_out, from, to;
+    const ncclEpTensorTag_t rows = NCCL_EP_TENSOR_TAG_TOKENS;
+    ep_view_2d(&tokens, ref_buffer_data(&run->tokens_in), ncclBfloat16, rows, run->tokens, kHidden);
+    ep_view_2d(&tokens_out, ref_buffer_data(&run->tokens_out), ncclBfloat16, rows, run->slots, kHidden);
+    view_scales(&from, &in, scales, run->tokens);
+    view_scales(&to, &out, scales, run->slots);
+    const ncclNDTensor_t* const inputs[] = {&tokens.tensor, &from.tensor};
+    ncclNDTensor_t* const outputs[] = {&tokens_out.tensor, &to.tensor};
+    EP_CHECK_NCCL(ncclEpDispatch(run->handle, inputs, 2, outputs, 2, NULL, 0, 0, NULL, run->env->stream));
+    ep_sync(run->env);
+    EP_SCOPED void* arrived = ref_host_poison(run->tokens_out.bytes);
+    ref_zones_dispatch(&run->zones[run->rank], &kTokens, arrived);
+    REF_CHECK_BUFFER(&run->tokens_out, arrived);
+    EP_SCOPED float* expected = ref_host_poison(out.bytes);
+    expect_scales(run, scales, expected);
+    REF_CHECK_BUFFER(&out, expected);
+    ref_buffer_free(&in);
+    ref_buffer_free(&out);
+}
+
+// Over several nodes these rows lie apart before they are brought to their slots.
+EP_TEST(scales_of_rows_by_expert) {
+    static const Scales kCases[] = {{1, false}, {9, false}, {9, true}, {16, false}};
+    RefShape shape = shape_of(env);
+    shape.hidden *= 4;  // There is room for the scales.
+    ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, &shape);
+    for (size_t i = 0; i < sizeof(kCases) / sizeof(kCases[0]); ++i) {
+        Run run;
+        open_run(&run, env, group, 4);
+        upload(&run);
+        update(&run);
+        dispatch_with_scales(&run, &kCases[i]);
+        close_run(&run);
+    }
+    ref_mapped_close();
     EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
 }

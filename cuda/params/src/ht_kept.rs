@@ -1,6 +1,6 @@
 //! Parameters of the high-throughput kernels for handles that keep their ids, and of those for rows by expert.
 
-use crate::common::{PeerTable, WaitParams};
+use crate::common::{PeerTable, ScaledRows, WaitParams};
 use crate::ht::{
     HtCombineParams, HtDispatchParams, HtHandleMemory, HtLayout, HtPackets, HtScaledDispatchParams, HtTold,
 };
@@ -151,20 +151,6 @@ pub struct HtZonesCombineParams {
     pub zones: HtZones,
 }
 
-/// Numbers of each row: those of rows as they come, and those of slots.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub struct HtPlane {
-    /// `[received][bytes]`.
-    pub rows: *const u8,
-    /// `[rows of the tensor][bytes]`, or NULL.
-    pub out: *mut u8,
-    /// A multiple of 16.
-    pub bytes: u32,
-    /// Rows of the tensor.
-    pub out_rows: u32,
-}
-
 /// Parameters of `ht_spread`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
@@ -177,10 +163,18 @@ pub struct HtSpreadParams {
     pub zones: HtZones,
     /// `[experts]`: received rows per expert.
     pub counts: *const i32,
-    /// Payloads.
-    pub payloads: HtPlane,
-    /// Scales.
-    pub scales: HtPlane,
+    /// `[received][row_bytes]`: rows as they come.
+    pub rows: *const u8,
+    /// `[out_rows][row_bytes]`: slots, or NULL.
+    pub out: *mut u8,
+    /// Scales, from rows as they come to slots; none have 0 bytes.
+    pub scales: ScaledRows,
+    /// Of a row without scales, a multiple of 16.
+    pub row_bytes: u32,
+    /// Slots of `out`.
+    pub out_rows: u32,
+    /// Slots that there are scales for.
+    pub scale_rows: u32,
     /// `[received][top_k]`: by ascending expert.
     pub weights: *const f32,
     /// `[weight_rows]`, or NULL.

@@ -35,7 +35,7 @@ const MANY_BLOCKS: u32 = 96;
 /// Of more than those 16 some share a pair of SMs, so warps take tokens as they go. They wait for these now and then, so
 /// a few more blocks send, and from this number of blocks on, in which others do more of what is left, two more.
 const SEND_BLOCKS_OF_MORE: u32 = 18;
-const BLOCKS_TO_HELP: u32 = 24;
+const BLOCKS_TO_HELP: u32 = 28;
 const SEND_BLOCKS_WITH_HELP: u32 = 20;
 /// From four ranks on never more than these send.
 const SEND_BLOCKS_OF_FOUR: u32 = 48;
@@ -147,6 +147,8 @@ impl Staged {
 
     /// Of a combine with this launch, whose tokens have rows on at most `rows` ranks, in `shared_bytes`.
     pub fn of_combine(row_bytes: usize, launch: &HtLaunch, rows: usize, shared_bytes: u32) -> Self {
+        // A token without ids has no rows.
+        let rows = rows.max(1);
         let warps = PULL_WARPS.min(launch.launch.threads / WARP);
         let stages = if rows <= ROWS_OF_TWO_STAGES { 2 } else { 1 };
         let room = shared_bytes.saturating_sub(HT_MAPPED_SHARED_BYTES) as usize;
@@ -294,7 +296,8 @@ mod tests {
             (2, 14_336, 16, (16, 2, 3, false)),
             (2, 14_336, 17, (17, 2, 3, false)),
             (2, 14_336, 22, (18, 2, 3, false)),
-            (2, 14_336, 24, (20, 2, 3, false)),
+            (2, 14_336, 24, (18, 2, 3, false)),
+            (2, 14_336, 28, (20, 2, 3, false)),
             (2, 14_336, 95, (20, 2, 3, false)),
             (2, 14_336, 132, (132, 2, 2, false)),
             (4, 14_336, 8, (8, 2, 3, true)),
@@ -318,7 +321,7 @@ mod tests {
     fn a_combine_has_room_for_the_rows_of_a_token() {
         let quarters = Staged::of_combine(14_336, &launch(16, 512), 2, SHARED);
         assert_eq!((quarters.warps, quarters.stages, quarters.part_bytes), (15, 2, 3584));
-        for rows in [1, 2, 4, 8, 32] {
+        for rows in [0, 1, 2, 4, 8, 32] {
             for row_bytes in [16, 32, 528, 14_336, 1 << 20] {
                 for threads in [64, 512] {
                     let it = Staged::of_combine(row_bytes, &launch(4, threads), rows, SHARED);

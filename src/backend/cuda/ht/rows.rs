@@ -8,7 +8,7 @@ use crate::model::tensor::DType;
 
 /// A warp moves rows in chunks of at most so many bytes.
 const MOST_CHUNK_BYTES: usize = 16 << 10;
-/// Elements that a warp casts at once: 16 in each lane.
+/// Elements that chunks of a cast are multiples of.
 const CAST_STEP: usize = 512;
 
 /// The rows that an operation moves.

@@ -9,11 +9,12 @@ use crate::backend::cuda::ht::nodes::{combine, dispatch};
 use crate::backend::cuda::ht::shared::{HtShared, saturated};
 use crate::backend::cuda::kernels::{self, LaunchShape, to_u32};
 use crate::backend::cuda::params::common::KernelOp;
-use crate::backend::cuda::params::ht_kept::{HT_APART_THREADS, HtGatherParams, HtPlane, HtSpreadParams, HtZones};
+use crate::backend::cuda::params::ht_kept::{HT_APART_THREADS, HtGatherParams, HtSpreadParams, HtZones};
+use crate::backend::cuda::scaled_rows::{NO_SCALES, scaled_rows};
 use crate::error::{Error, Result};
 use crate::model::ops::{HtCombine, HtDispatch, IdsAndWeights, RoutingCounters, Rows, Stream, WeightGradients};
 use crate::model::regions::Regions;
-use crate::model::scales::{ScaleLayout, ScaleTensor, Scaled};
+use crate::model::scales::{ScaleLayout, ScaleSource, ScaleTensor, Scaled};
 use crate::model::tensor::DevPtr;
 use std::ptr::null_mut;
 use std::time::Duration;
@@ -77,21 +78,19 @@ impl HtBackend for NodesHt {
             ..*op
         };
         let (group, device) = (&*self.group, self.device()?);
-        let plane = |rows: DevPtr, out: Option<(DevPtr, usize)>, bytes: usize| -> Result<HtPlane> {
-            Ok(HtPlane {
-                rows: rows.0 as *const u8,
-                out: out.map_or(null_mut(), |(data, _)| data.0 as *mut u8),
-                bytes: to_u32(bytes)?,
-                out_rows: out.map_or(u32::MAX, |(_, rows)| saturated(rows)),
-            })
-        };
+        let from = |it: &Scaled| ScaleSource::Forward(scales_apart(it, &apart, rows));
+        let spread = op.scaled.map(|it| scaled_rows(op.row, &Scaled { source: from(&it), ..it })).transpose()?;
         let params = HtSpreadParams {
             peers: *group.context.peers(),
             wait: group.context.wait(KernelOp::HtDispatch),
             zones,
             counts: device.counts,
-            payloads: plane(apart.rows, op.out.map(|out| (out.data, out.rows)), payload)?,
-            scales: plane(apart.scales, op.scaled.map(|it| (it.out.data, it.out.rows)), scales)?,
+            rows: apart.rows.0 as *const u8,
+            out: op.out.map_or(null_mut(), |out| out.data.0 as *mut u8),
+            scales: spread.unwrap_or(NO_SCALES),
+            row_bytes: to_u32(payload)?,
+            out_rows: op.out.map_or(u32::MAX, |out| saturated(out.rows)),
+            scale_rows: op.scaled.map_or(u32::MAX, |it| saturated(it.out.rows)),
             weights: apart.weights.0 as *const f32,
             out_weights: op.routing_out.map_or(null_mut(), |out| out.weights.0 as *mut f32),
             weight_rows: op.routing_out.map_or(u32::MAX, |out| saturated(out.rows)),

@@ -52,7 +52,7 @@ struct BankSlots {
     }
 };
 
-// A row of a bank, and the flags of its chunks, a packet each.
+// A row of a bank, and its flags, packets of which each chunk has one or, in a row with scales, four.
 template <template <typename> class Address>
 struct BankRow {
     Address<uint8_t> data;

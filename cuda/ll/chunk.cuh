@@ -24,9 +24,6 @@ __device__ __forceinline__ bool has_sentinel(const Vec16& v) {
 
 __device__ __forceinline__ Vec16 all_sentinels() { return {{kSentinel, kSentinel, kSentinel, kSentinel}}; }
 
-// From a lane's part of a chunk of a row without scales to its part of the next one.
-constexpr uint32_t kChunkBytes = kWarpSize * sizeof(Vec16);
-
 // Consecutive chunks of a row without scales. A chunk has 16 bytes for each lane, in the last one perhaps not for all.
 template <uint32_t kChunks>
 struct Chunks {

@@ -21,11 +21,6 @@ struct FewerTokens {
 };
 using Op = CombineOperation<WholeOnOneNode, FewerTokens>;
 
-// Blocks between those that send and those that receive.
-__device__ __forceinline__ Share tellers_of(const LlCommon& common) {
-    return {common.send_blocks, gridDim.x - common.receive_blocks - common.send_blocks};
-}
-
 __device__ __forceinline__ void tell(const Block<Op>& block, const Share& tellers) {
     const bool is_first = tellers.index() == 0 && block.warp == num_warps() - 1;
     if (is_first) {

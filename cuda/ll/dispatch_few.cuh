@@ -17,11 +17,6 @@ namespace nccl_ep::ll_dispatch_impl {
 constexpr uint32_t kTokensLane = kWarpSize - 1;
 static_assert(LL_FEW_TOP_K == kTokensLane, "a lane for each entry");
 
-// Blocks between those that send and those that receive.
-__device__ __forceinline__ Share notifiers_of(const LlCommon& common) {
-    return {common.send_blocks, gridDim.x - common.receive_blocks - common.send_blocks};
-}
-
 template <typename Op>
 __device__ __forceinline__ bool begin(const Block<Op>& block, Op& op, const Start& start) {
     if (threadIdx.x == 0) {
@@ -91,7 +86,7 @@ __device__ __forceinline__ void run_few(const LlDispatchParams& params, const ty
     DYNAMIC_SHARED(uint32_t, per_expert);
     Op op(params.common, WholeOnOneNode{{params.common.peers}});
     const Block<Op> block = {params, op, rows, shared, tokens_of, per_expert};
-    const Share notifiers = notifiers_of(params.common);
+    const Share notifiers = tellers_of(params.common);
     Start start;
     if (threadIdx.x == 0) {
         start.load(params.common);

@@ -40,11 +40,6 @@ struct ScaledChunk {
             access_of_scales <<= is_later ? 1 : 0;
         }
     }
-    // Where a part of it ends in its slot.
-    __device__ uint32_t end() const {
-        return payload_vecs != 0 ? payload_offset + payload_vecs * sizeof(Vec16)
-                                 : payload_bytes + scale_offset + scale_vecs * sizeof(Vec16);
-    }
     // Whether this lane has a part in the warp's access number `turn` of the payload, or of the scales.
     __device__ bool has_payload(uint32_t turn) const {
         return turn * kWarpSize + lane_idx() < payload_vecs;

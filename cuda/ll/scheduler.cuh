@@ -16,6 +16,11 @@ __device__ __forceinline__ Share receivers_of(const LlCommon& common) {
     return {gridDim.x - common.receive_blocks, common.receive_blocks};
 }
 
+// Those between, which tell the peers what comes.
+__device__ __forceinline__ Share tellers_of(const LlCommon& common) {
+    return {common.send_blocks, gridDim.x - common.receive_blocks - common.send_blocks};
+}
+
 // In how many units of some chunks a row is taken.
 struct Units {
     uint32_t count;

@@ -106,7 +106,8 @@ class EpHandle(Routed[Mode]):
                  choice: Choice | None = None) -> DispatchResult:
         """Sends `tokens` [T, H] to their experts. HT: `topk_weights` float32 [T, K] go with them;
         so they do in LL with `layout` "rank": a row for each token and rank. With `view` its tokens
-        are in memory of the group (docs/python.md says how long).
+        are in memory of the group (docs/python.md says how long); rows of it that hold nothing must
+        not be written.
 
         `scales` [T, S] of any type of 1, 2 or 4 bytes go with rows of any type; or `cast` rounds
         bfloat16, float16 or float32 rows to float8_e4m3fn and makes scales: "fp8" (float32 for 128

@@ -125,9 +125,10 @@ unsafe fn operate(
 /// row's ids is the local id of the token's expert k if that is here, else -1; all ids of other rows are -1. A row has
 /// all K weights of its token. Rows and weights of other rows keep their content.
 /// If the data of outputs TOKENS is NULL, on every rank then, rows stay in memory of the library, a view, and its
-/// address is stored there. Rows that hold nothing have any content. The view lives until the handle's next combine
-/// begins, which may read it, or until the second dispatch of the group with a view after this one begins, if that is
-/// earlier; in graphs it has the same address in each replay. Nobody but the stream's order says when.
+/// address is stored there. Rows that hold nothing have any content, and must not be written. The view lives until the
+/// handle's next combine begins, which may read it, or until the second dispatch of the group with a view after this
+/// one begins, if that is earlier; in graphs it has the same address in each replay. Nobody but the stream's order says
+/// when.
 ///
 /// HT forward: inputs TOKENS [T, H], TOPK_IDX int64 [T, K], TOPK_WEIGHTS float32 [T, K]; outputs
 /// TOKENS [n, H], TOPK_IDX [n, K], TOPK_WEIGHTS [n, K], where n is at least the number of received

@@ -72,7 +72,7 @@ pub struct LlLayout {
     pub banks: u64,
     /// Size of a bank; its rows are at its start.
     pub bank_bytes: u64,
-    /// Offset in a bank: u64 packets `[rows][chunks]`.
+    /// Offset in a bank: u64 packets `[rows][LlShape::flags]`.
     pub flags: u64,
     /// Offset in a bank: u64 packets `[ranks][local_experts + LL_COUNTS_BESIDE_EXPERTS]`.
     pub counts: u64,

@@ -25,6 +25,15 @@ struct GraphUse {
     handle: WatchedLife,
 }
 
+/// Who asks for memory, and when.
+pub(super) struct Asking<'a> {
+    pub(super) handle: &'a HandleLife,
+    /// Memory for operations in it.
+    pub(super) capture: Option<Capture>,
+    /// Whether nothing stays there from one launch of a graph of the handle's to the next, so that all may share it.
+    pub(super) shares: bool,
+}
+
 /// What a routing has of a pool's memory, until all clones are dropped. Its operations may still be enqueued then, but
 /// those of the next routing run after them.
 pub(super) struct Taken<P> {
@@ -39,12 +48,11 @@ impl<P> Default for Pool<P> {
 }
 
 impl<P> Pool<P> {
-    /// Takes the free entry with the least `waste`, or the result of `make`, for a routing of `handle` that is made in
-    /// `capture`, or outside. `waste` is `None` for an entry that is not suitable.
+    /// Takes the free entry with the least `waste`, or the result of `make`. `waste` is `None` for an entry that is not
+    /// suitable.
     pub(super) fn take(
         &self,
-        handle: &HandleLife,
-        capture: Option<Capture>,
+        asking: &Asking<'_>,
         waste: impl Fn(&P) -> Option<usize>,
         make: impl FnOnce() -> Result<P>,
     ) -> Result<Taken<P>> {
@@ -52,27 +60,29 @@ impl<P> Pool<P> {
         let free = |entries: &mut Vec<Arc<Entry<P>>>| {
             let idle = entries.iter_mut().filter_map(|it| {
                 let entry = Arc::get_mut(it)?;
-                let waste = entry.serves(capture).then(|| waste(&entry.memory))??;
+                let waste = entry.serves(asking).then(|| waste(&entry.memory))??;
                 Some((waste, Arc::clone(it)))
             });
             idle.min_by_key(|(waste, _)| *waste).map(|(_, entry)| entry)
         };
         if let Some(entry) = free(&mut self.entries.lock()) {
-            return Ok(Taken { entry, handle: handle.clone() });
+            return Ok(Taken { entry, handle: asking.handle.clone() });
         }
         // A caller's allocator may do anything.
-        let taken = Taken::apart(make()?, handle);
+        let taken = Taken::apart(make()?, asking.handle);
         self.entries.lock().push(Arc::clone(&taken.entry));
         Ok(taken)
     }
 }
 
 impl<P> Entry<P> {
-    /// Nobody knows when graphs are launched, so what one uses serves it alone, whose operations follow each other.
-    fn serves(&mut self, capture: Option<Capture>) -> bool {
+    /// Nobody knows when graphs are launched, so what one uses serves it alone, whose operations follow each other; or
+    /// those of its handle, which follow each other, too.
+    fn serves(&mut self, asking: &Asking<'_>) -> bool {
         let uses = self.uses.get_mut();
         uses.retain(|it| !it.handle.has_ended());
-        uses.iter().all(|it| Some(it.capture) == capture)
+        let shares = asking.shares && asking.capture.is_some();
+        uses.iter().all(|it| Some(it.capture) == asking.capture || shares && it.handle.is_of(asking.handle))
     }
 }
 
@@ -117,13 +127,18 @@ mod tests {
 
     /// Takes an entry of `size` at least for `handle`.
     fn take(pool: &Pool<usize>, handle: &HandleLife, capture: Option<Capture>, size: usize) -> Option<Taken<usize>> {
+        take_as(pool, &Asking { handle, capture, shares: false }, size)
+    }
+
+    fn take_as(pool: &Pool<usize>, asking: &Asking<'_>, size: usize) -> Option<Taken<usize>> {
         let none_free = || Err(crate::error::Error::internal("none is free"));
-        pool.take(handle, capture, |entry| entry.checked_sub(size), none_free).ok()
+        pool.take(asking, |entry| entry.checked_sub(size), none_free).ok()
     }
 
     fn pool_of<const N: usize>(sizes: [usize; N]) -> Pool<usize> {
         let (pool, handle) = (Pool::default(), HandleLife::default());
-        let entries = sizes.map(|size| pool.take(&handle, None, |_| None, || Ok(size)).unwrap());
+        let asking = Asking { handle: &handle, capture: None, shares: false };
+        let entries = sizes.map(|size| pool.take(&asking, |_| None, || Ok(size)).unwrap());
         assert!(take(&pool, &handle, None, 0).is_none());
         drop(entries);
         pool
@@ -163,5 +178,17 @@ mod tests {
         assert!(take(&pool, &third, None, 0).is_none());
         drop(other);
         assert!(take(&pool, &third, None, 0).is_some());
+    }
+
+    #[test]
+    fn graphs_of_a_handle_share_where_nothing_stays() {
+        let pool = pool_of([7]);
+        let [one, other] = [(); 2].map(|()| HandleLife::default());
+        let [first, second] = [1, 2].map(Capture::numbered);
+        take(&pool, &one, Some(first), 0).unwrap().use_in(first);
+        let asking = |handle, capture| Asking { handle, capture, shares: true };
+        assert!(take_as(&pool, &asking(&one, Some(second)), 0).is_some());
+        assert!(take_as(&pool, &asking(&one, None), 0).is_none());
+        assert!(take_as(&pool, &asking(&other, Some(second)), 0).is_none());
     }
 }

@@ -27,7 +27,7 @@ use crate::backend::cuda::kernels::{self, to_u32};
 use crate::backend::cuda::network::Network;
 use crate::backend::cuda::params::common::KernelOp;
 use crate::backend::cuda::params::ht::{HtHandleMemory, HtLayout, HtRouteParams};
-use crate::backend::cuda::pool::{Pool, Taken};
+use crate::backend::cuda::pool::{Asking, Pool, Taken};
 use crate::backend::{HtBackend, HtGroupBackend, HtRouting};
 use crate::error::refusal::{InSequence, Subject};
 use crate::error::{Error, Result};
@@ -103,7 +103,8 @@ impl HtGroup {
         };
         let waste = |memory: &HandleMemory| memory.waste(bytes);
         let make = || HandleMemory::new(&self.shared.context, &self.memory, bytes);
-        let memory = self.pool.take(&wanted.home.life, at.capture, waste, make)?;
+        let asking = Asking { handle: &wanted.home.life, capture: at.capture, shares: false };
+        let memory = self.pool.take(&asking, waste, make)?;
         self.handle(wanted, Some(memory), epoch)
     }
 

@@ -28,7 +28,7 @@ use crate::backend::cuda::network::Network;
 use crate::backend::cuda::order::Order;
 use crate::backend::cuda::params::common::KernelOp;
 use crate::backend::cuda::params::ll::LlLayout;
-use crate::backend::cuda::pool::{Pool, Taken};
+use crate::backend::cuda::pool::{Asking, Pool, Taken};
 use crate::backend::{LlBackend, LlGroupBackend};
 use crate::error::Result;
 use crate::model::handle_state::{GivenBlock, HandleHome, header};
@@ -120,7 +120,7 @@ impl LlGroupBackend for LlGroup {
             layout: self.layout,
             views: self.views.clone(),
             memory: match home.given {
-                None => self.pool.take(&home.life, capture, serves, make)?,
+                None => self.pool.take(&Asking { handle: &home.life, capture, shares: true }, serves, make)?,
                 Some(block) => Taken::apart(HandleMemory::given(&self.plan, &routing, block), &home.life),
             },
             header: (home.given)
@@ -157,12 +157,16 @@ impl InGroup {
         Ok(at)
     }
 
-    /// Makes `at` wait for a receive phase that uses the handle's memory on another stream. True if
-    /// `at` is now ordered after every receive on this memory. A caller's memory may be another handle's, too.
-    fn follow_receiver(&self, at: &StreamScope) -> Result<bool> {
-        if self.handle.header.is_some() {
+    /// Makes `at` wait for receive phases on other streams that use the memory of `op`. True if `at` is now ordered
+    /// after every receive on the handle's own. A caller's memory may be another handle's, too, and other handles'
+    /// rows may still come to the memory of a view.
+    fn follow_receivers(&self, op: &LlOp, at: &StreamScope) -> Result<bool> {
+        let is_shared = self.handle.header.is_some();
+        if is_shared || matches!(op, LlOp::Dispatch(LlDispatch { view: Some(_), .. })) {
             let mut slots = StagedSlot::ALL.into_iter();
             slots.try_for_each(|slot| self.group.staged.follow(slot, at).map(drop))?;
+        }
+        if is_shared {
             return Ok(false);
         }
         match self.handle.memory.receiver() {
@@ -198,7 +202,7 @@ impl LlBackend for CudaLl {
     fn run(&self, op: &LlOp, stream: Stream) -> Result<()> {
         let this = &self.0;
         let at = &this.enter_to_run(stream)?;
-        let follows = this.follow_receiver(at)?;
+        let follows = this.follow_receivers(op, at)?;
         let network = this.over_nodes(Part::WHOLE)?;
         let turn = this.group.order.begin(at)?;
         turn.end_after(match network {
@@ -214,7 +218,7 @@ impl LlBackend for CudaLl {
     fn send(&self, op: &LlOp, slot: StagedSlot, stream: Stream) -> Result<()> {
         let this = &self.0;
         let at = &this.enter_to_run(stream)?;
-        let follows = this.follow_receiver(at)?;
+        let follows = this.follow_receivers(op, at)?;
         let network = this.over_nodes(Part::send(slot))?;
         let phase = this.group.staged.begin_send(slot, at)?;
         let turn = this.group.order.begin(at)?;

@@ -10,7 +10,7 @@ use crate::backend::cuda::ht::shared::HtShared;
 use crate::backend::cuda::kernels::to_u32;
 use crate::backend::cuda::network::two_sided::handshake::Announced;
 use crate::backend::cuda::params::ht_nodes::HtNodesMemory;
-use crate::backend::cuda::pool::Taken;
+use crate::backend::cuda::pool::{Asking, Taken};
 use crate::error::{Error, Result};
 use crate::model::handle_state::HandleLife;
 use crate::model::ops::{HandleForm, IntWidth, Numbers, Routing, RoutingCounters};
@@ -104,5 +104,5 @@ fn memory(
     room: HandleSize,
 ) -> Result<Taken<NodesMemory>> {
     let make = || NodesMemory::new(&group.context, &rails.memory, &rails.plan, room);
-    rails.pool.take(handle, None, |memory| memory.waste(bytes), make)
+    rails.pool.take(&Asking { handle, capture: None, shares: false }, |memory| memory.waste(bytes), make)
 }

@@ -6,8 +6,8 @@
 // rank; K top-k; H hidden size.
 //
 // Every function returns ncclSuccess, or an error code; with NCCL_DEBUG=WARN a line tells why.
-// Outputs are written on success only. Nothing exits, asserts or throws. What is said not to be served yet is refused with
-// ncclInvalidUsage.
+// Outputs are written on success only. Nothing exits, asserts or throws. What is said not to be served yet is refused
+// with ncclInvalidUsage.
 //
 // Each struct begins with its size and a magic number: NCCL_EP_..._INIT sets both and the rest to zero, which is the
 // default everywhere. Programs of earlier generations pass shorter structs, those of later ones longer ones.
@@ -54,9 +54,9 @@
 typedef enum ncclEpDispQuant_t {
   // As they are.
   NCCL_EP_DISP_QUANT_NONE = 0,
-  // As they are, with the caller's scales. Not served yet.
+  // As they are, with the caller's scales.
   NCCL_EP_DISP_QUANT_FWD = 1,
-  // LL: the dispatch casts to float8e4m3. Not served yet.
+  // LL: the dispatch casts bfloat16 to float8e4m3 and makes scales.
   NCCL_EP_DISP_QUANT_DS_FP8E3M4 = 2,
 } ncclEpDispQuant_t;
 
@@ -79,16 +79,22 @@ typedef struct ncclEpHandle ncclEpHandle;
 // Names a group.
 typedef struct ncclEpGroup *ncclEpGroup_t;
 
+// Allocates `bytes` of device memory, to whose address it sets `*ptr`.
+typedef cudaError_t (*ncclEpAllocFn_t)(void **ptr, size_t bytes, void *context);
+
+// Frees what an `ncclEpAllocFn_t` gave.
+typedef cudaError_t (*ncclEpFreeFn_t)(void *ptr, void *context);
+
 // A caller's allocator: both functions or none. It gives the memory of handles that have none of the program's
-// (`ncclEpInitHandle` without `handle_mem`, `ncclEpCreateHandle`), at multiples of 16 bytes, as many pieces as there are
-// handles at a time: `alloc_fn` is called in `ncclEpCreateHandle` and `ncclEpUpdateHandle`, `free_fn` for all pieces in
-// `ncclEpGroupDestroy`, unless that fails. Both are called with the group's device current and, in a capture, in the
-// thread's relaxed mode; they may not call the library.
+// (`ncclEpInitHandle` without `handle_mem`, `ncclEpCreateHandle`), at multiples of 16 bytes, as many pieces as there
+// are handles at a time: `alloc_fn` is called in `ncclEpCreateHandle` and `ncclEpUpdateHandle`, `free_fn` for all
+// pieces in `ncclEpGroupDestroy`, unless that fails. Both are called with the group's device current and, in a
+// capture, in the thread's relaxed mode; they may not call the library.
 typedef struct ncclEpAllocConfig_t {
-  // Allocates device memory.
-  cudaError_t (*alloc_fn)(void **ptr, size_t bytes, void *context);
+  // Allocates.
+  ncclEpAllocFn_t alloc_fn;
   // Frees what `alloc_fn` gave.
-  cudaError_t (*free_fn)(void *ptr, void *context);
+  ncclEpFreeFn_t free_fn;
   // Passed to both.
   void *context;
 } ncclEpAllocConfig_t;
@@ -108,10 +114,10 @@ typedef struct ncclEpGroupConfig_t {
   unsigned int num_experts;
   // Most tokens of one rank, M.
   unsigned int max_dispatch_tokens_per_rank;
-  // HT: most rows that one rank receives, B, at least M. `NCCL_EP_AUTO`: as many as
+  // HT: most rows, expert-major slots, that one rank receives, B, at least M. `NCCL_EP_AUTO`: as many as
   // come, which a dispatch waits to know. LL: not read.
   unsigned int max_recv_tokens_per_rank;
-  // Largest token row in bytes; HT: a multiple of 16.
+  // Most bytes of a token's row and its scales together; HT: a multiple of 16.
   unsigned int max_token_bytes;
   // Not read: the library finds what it needs.
   unsigned long rdma_buffer_size;
@@ -119,10 +125,10 @@ typedef struct ncclEpGroupConfig_t {
   unsigned int num_qp_per_rank;
   // Not read.
   unsigned int num_channels;
-  // Most SMs of an operation, or `NCCL_EP_AUTO`; at most those of the device. All operations have the largest budget
-  // that is set.
+  // Most SMs of an operation, or `NCCL_EP_AUTO`; at most those of the device. Dispatches and combines both have the
+  // larger of their budgets. NCCL_EP_COMM_SMS goes before all three.
   unsigned int max_num_sms;
-  // For handle memory of the library's own. Not called yet: that memory comes with the group.
+  // Gives the memory of handles that have none of the program's; none: the library does.
   struct ncclEpAllocConfig_t alloc;
   // Not 0 in LL: lost ranks are masked. Not served yet.
   unsigned int enable_mask;
@@ -130,15 +136,15 @@ typedef struct ncclEpGroupConfig_t {
   uint64_t timeout_ns;
   // Whether tensors are in windows. Any value is fine, since memory that is in none serves as well.
   ncclEpZeroCopyMode_t zero_copy;
-  // HT, expert-major: what happens to slots beyond `max_recv_tokens_per_rank`.
+  // HT: what happens to rows, expert-major slots, beyond `max_recv_tokens_per_rank`.
   ncclEpOverflowPolicy_t overflow_policy;
-  // HT: largest K of a handle, or 0.
+  // HT: largest K of a handle, at most E; 0: any, but not expert-major without `max_recv_tokens_per_rank`.
   unsigned int num_topk;
   // Not read.
   uint8_t padding_v2[4];
-  // As `max_num_sms`, for dispatches; 0: the same.
+  // For dispatches instead of `max_num_sms`; 0: that. NCCL_EP_DISPATCH_SMS goes before both.
   unsigned int dispatch_num_sms;
-  // As `max_num_sms`, for combines; 0: the same.
+  // For combines instead of `max_num_sms`; 0: that. NCCL_EP_COMBINE_SMS goes before both.
   unsigned int combine_num_sms;
 } ncclEpGroupConfig_t;
 
@@ -152,7 +158,7 @@ typedef struct ncclEpTensor {
   unsigned int ndim;
   // Element type.
   ncclDataType_t datatype;
-  // Address in device memory, or of mapped host memory; NULL only if an extent is 0.
+  // Address in device memory, or of mapped host memory; NULL only if an extent is 0, or with a window.
   void *data;
   // Window of the group's communicator that has the data, if `data` is NULL; with NCCL 2.29 or newer.
   ncclWindow_t win_hdl;
@@ -193,14 +199,17 @@ typedef struct ncclEpLayoutInfo_t {
   unsigned int size;
   // `NCCL_EP_MAGIC`.
   unsigned int magic;
-  // Received rows by local expert: `[L]` or longer, in LL int32. LL expert-major: required, by a dispatch. HT: of an
-  // update, int32 or int64.
+  // By local expert: `[L]` or longer. LL expert-major: received rows, int32; a dispatch requires it. LL rank-major:
+  // must be NULL. HT: of an update, int32 or int64: flat, received rows; expert-major, lengths of zones, also of a
+  // forward dispatch.
   ncclEpTensor_t *expert_counters;
-  // LL rank-major: received rows by source rank, int32 `[R]` or longer; may be NULL.
+  // LL rank-major: received rows by source rank, int32 `[R]` or longer; may be NULL. LL expert-major: must be NULL.
+  // HT: not read.
   ncclEpTensor_t *src_rank_counters;
-  // HT expert-major: where zones begin. Elsewhere not read.
+  // HT expert-major: where zones begin, as `expert_counters`. Elsewhere not read.
   ncclEpTensor_t *expert_offsets;
-  // HT: all received rows, int32 or int64 `[1]`. LL: not read.
+  // HT: all rows, expert-major all slots, dropped ones among them; int32 or int64 `[1]`, wherever `expert_counters`
+  // are. LL: not read.
   ncclEpTensor_t *recv_total_counter;
   // How received ids count; a dispatch reads it.
   ncclEpExpertIdKind_t recv_topk_idx_kind;
@@ -216,9 +225,9 @@ typedef struct ncclEpDispatchInputs_t {
   unsigned int magic;
   // `[T, H]`: required.
   ncclEpTensor_t *tokens;
-  // float32 `[T, K]`.
+  // float32 `[T, K]`: required by LL rank-major and in HT forward, else NULL.
   ncclEpTensor_t *topk_weights;
-  // Scales of the tokens.
+  // Scales `[T, S]` of the tokens: required by `NCCL_EP_DISP_QUANT_FWD`, else NULL.
   ncclEpTensor_t *scales;
 } ncclEpDispatchInputs_t;
 
@@ -230,11 +239,11 @@ typedef struct ncclEpDispatchOutputs_t {
   unsigned int magic;
   // Received rows: required.
   ncclEpTensor_t *tokens;
-  // Their weights.
+  // Their weights: required where the inputs have some, else NULL.
   ncclEpTensor_t *topk_weights;
-  // Their scales.
+  // Their scales: required by both recipes, else NULL.
   ncclEpTensor_t *scales;
-  // Their ids.
+  // Their ids: required by LL rank-major and HT flat forward, else NULL.
   ncclEpTensor_t *topk_idx;
 } ncclEpDispatchOutputs_t;
 
@@ -246,11 +255,11 @@ typedef struct ncclEpDispatchConfig_t {
   unsigned int magic;
   // LL: if not 0, only send now; `ncclEpComplete` receives. HT: no effect.
   unsigned int send_only;
-  // Whether a cast's scales are powers of two.
+  // Whether a cast's scales are powers of two. With `NCCL_EP_DISP_QUANT_FWD`: must be 0.
   unsigned int round_scales;
-  // Backward is not served yet.
+  // The pass; LL has no backward one.
   ncclEpPassDir_t pass_direction;
-  // Only `NCCL_EP_DISP_QUANT_NONE` is served yet.
+  // How rows travel.
   enum ncclEpDispQuant_t quant_recipe;
 } ncclEpDispatchConfig_t;
 
@@ -262,7 +271,7 @@ typedef struct ncclEpCombineInputs_t {
   unsigned int magic;
   // Rows of the experts: required.
   ncclEpTensor_t *tokens;
-  // HT backward: gradients of weights.
+  // HT backward: float32 gradients of received weights, required. HT forward: must be NULL. LL: not read.
   ncclEpTensor_t *topk_weights;
   // Must be NULL.
   ncclEpTensor_t *scales;
@@ -276,7 +285,8 @@ typedef struct ncclEpCombineOutputs_t {
   unsigned int magic;
   // `[T, H]`: required.
   ncclEpTensor_t *tokens;
-  // LL expert-major: float32 `[T, K]`, which is read: the weights of the sums.
+  // float32 `[T, K]`. LL expert-major: the weights of the sums, which are read. HT backward: gets gradients.
+  // Elsewhere not read.
   ncclEpTensor_t *topk_weights;
 } ncclEpCombineOutputs_t;
 
@@ -288,7 +298,7 @@ typedef struct ncclEpCombineConfig_t {
   unsigned int magic;
   // LL: if not 0, only send now; `ncclEpComplete` receives. HT: no effect.
   unsigned int send_only;
-  // Backward is not served yet.
+  // The pass; LL has no backward one.
   ncclEpPassDir_t pass_direction;
   // Only `NCCL_EP_COMB_QUANT_NONE` is served.
   enum ncclEpCombQuant_t quant_recipe;
@@ -316,7 +326,8 @@ extern "C" {
 // @param config    see `ncclEpGroupConfig_t`
 //
 // Returns `ncclInvalidArgument` for a NULL pointer, or a `config` that breaks a rule or differs between ranks;
-// `ncclInvalidUsage` for half an allocator, what the library does not serve yet, a process that has groups of another
+// `ncclInvalidUsage` for half an allocator, more SMs than the device has, rows to be dropped without a bound,
+// variables that contradict each other, what the library does not serve yet, a process that has groups of another
 // libnccl_ep, or if the ranks span several nodes and this process's NCCL cannot connect them; `ncclRemoteError` if
 // another rank refused or did not arrive in time; `ncclSystemError` if the process has no NCCL;
 // `ncclUnhandledCudaError` without a usable GPU; or the code of an NCCL call that failed.
@@ -329,8 +340,8 @@ ncclResult_t ncclEpCreateGroup(ncclEpGroup_t *ep_group,
 // graphs with operations of the group must have ended. NULL is a successful
 // no-op.
 //
-// Returns `ncclInvalidArgument` for a group that was destroyed already; `ncclSystemError` if `alloc.free_fn` fails, once
-// the group is destroyed. Later calls on its handles are refused.
+// Returns `ncclInvalidArgument` for a group that was destroyed already; `ncclSystemError` if `alloc.free_fn` fails,
+// once the group is destroyed. Later calls on its handles are refused.
 ncclResult_t ncclEpGroupDestroy(ncclEpGroup_t ep_group);
 
 // Makes a descriptor. Local. It has no memory: set `data`. The extents are copied.
@@ -377,7 +388,7 @@ ncclResult_t ncclEpHandleMemSize(ncclEpGroup_t ep_group,
 // @param ep_group    the group
 // @param layout      how rows lie
 // @param config      may be NULL
-// @param num_topk    K, 1 to 32 and at most E; HT: at most the group's `num_topk`
+// @param num_topk    K, 1 to 32; LL: at most E; HT: at most the group's `num_topk`, if that is not 0
 // @param handle_mem  uint8 `[n]`, n as of `ncclEpHandleMemSize`, at a multiple of 16 bytes: what operations need of
 //                    the routing will be there. Not touched before an update, or in LL a dispatch. HT: operations may
 //                    be made on a handle whose memory holds what an update of an equal handle has left, or a copy of
@@ -386,8 +397,9 @@ ncclResult_t ncclEpHandleMemSize(ncclEpGroup_t ep_group,
 //                    staged operation that is given up (`ncclEpHandleDestroy`) may use it until the group's end: do
 //                    not free it before
 //
-// Returns `ncclInvalidArgument` for a NULL or dead argument, a layout that the mode has not, or K in LL;
-// `ncclInvalidUsage` for K in HT, and what the library does not serve yet.
+// Returns `ncclInvalidArgument` for a NULL or dead argument, a layout that the mode has not, an alignment, memory that
+// is too small or begins elsewhere, or K in LL; `ncclInvalidUsage` for K in HT, and for expert-major rows there in a
+// group with neither `max_recv_tokens_per_rank` nor `num_topk`.
 ncclResult_t ncclEpInitHandle(ncclEpHandle_t *handle,
                               ncclEpGroup_t ep_group,
                               ncclEpLayout_t layout,
@@ -407,13 +419,15 @@ ncclResult_t ncclEpInitHandle(ncclEpHandle_t *handle,
 // @param handle       the handle
 // @param topk_idx     int32 or int64 [T, K]: global expert ids of this rank's T tokens; negative ones and
 //                     those from E on count as none
-// @param layout_info  HT: may be NULL; `expert_counters` `[L]` or longer, `recv_total_counter` `[1]`, int32 or int64,
-//                     in memory that the device reaches. LL: must be NULL
+// @param layout_info  HT: may be NULL; `expert_counters` `[L]` or longer, `recv_total_counter` `[1]`, expert-major
+//                     `expert_offsets` as the first, int32 or int64, there all of one type, in memory that the device
+//                     reaches. LL: must be NULL
 // @param stream       stream that orders the exchange
 //
 // Returns `ncclInvalidArgument` for a NULL or dead argument or a tensor that breaks a rule; `ncclInvalidUsage` while a
-// staged operation waits for completion, and for a captured stream over several nodes; `ncclSystemError` if the group's
-// `alloc_fn` fails; `ncclRemoteError` if another rank refused; or the code of the failure if the group has failed.
+// staged operation waits for completion, and for a captured stream over several nodes; `ncclSystemError` if the
+// group's `alloc_fn` fails; `ncclRemoteError` if another rank refused; or the code of the failure if the group has
+// failed.
 ncclResult_t ncclEpUpdateHandle(ncclEpHandle_t handle,
                                 const ncclEpTensor_t *topk_idx,
                                 const struct ncclEpLayoutInfo_t *layout_info,
@@ -442,8 +456,8 @@ ncclResult_t ncclEpCreateHandle(ncclEpHandle_t *handle,
 ncclResult_t ncclEpHandleDestroy(ncclEpHandle_t handle);
 
 // Sends each token to the ranks that host its experts. Every rank of the group calls it, in the same order of
-// operations. Enqueued on `stream`; the host does not wait, except in HT without a bound of received rows, and in the
-// first operation of an LL handle over several nodes.
+// operations. Enqueued on `stream`; the host does not wait, except in HT without a bound of received rows, and over
+// several nodes on an HT handle in memory of the caller's and in the first operation of an LL handle.
 //
 // With R ranks, L local experts, M max_dispatch_tokens_per_rank, T this rank's tokens, K top-k, H hidden
 // size; rows are of any type, a multiple of 16 bytes and at most max_token_bytes:
@@ -459,36 +473,41 @@ ncclResult_t ncclEpHandleDestroy(ncclEpHandle_t handle);
 //
 // HT flat: inputs tokens [T, H], topk_weights float32 [T, K]; outputs tokens [n, H], topk_idx int64 [n, K],
 // topk_weights float32 [n, K], where n is at least the group's max_recv_tokens_per_rank, B, of which the first B rows
-// are used. A rank receives a token once; rows are ordered by source rank and token. The ids of a row are local expert
-// ids, ascending, then -1; its weights are in the same order, then 0. An expert that a token names more than once is
-// there once, with the sum of its weights, in fp32 by ascending k. Of unused rows up to B ids are -1 and weights 0, and
-// tokens keep their content. More rows than B are a failure of the group. In a backward pass there are tokens only.
+// are used. A rank receives a token once; rows are ordered by source rank and token. The ids of a row are local
+// expert ids, ascending, then -1; its weights are in the same order, then 0. An expert that a token names more than
+// once is there once, with the sum of its weights, in fp32 by ascending k. Of unused rows up to B ids are -1 and
+// weights 0, and tokens keep their content. More rows than B are a failure of the group, or with
+// `NCCL_EP_OVERFLOW_DROP` are dropped. In a backward pass there are tokens only.
 //
 // HT expert-major: inputs tokens [T, H], topk_weights float32 [T, K]; outputs tokens [n, H] and topk_weights float32
 // `[n]`, where B of n slots are used; layout_info, which may be NULL, has counters as of `ncclEpUpdateHandle`. Each
 // row is in a slot for every local expert that its token names. Slots lie by expert, then source rank, then token;
 // those of an expert begin at a multiple of the alignment, with zeros behind the last. Behind all of them tokens keep
 // their content, and weights are 0 up to B. More slots than B are a failure of the group, or with
-// `NCCL_EP_OVERFLOW_DROP` are dropped.
+// `NCCL_EP_OVERFLOW_DROP` are dropped. In a backward pass there are tokens only.
+//
+// HT without B: n is at least what comes. Rows, scales and, expert-major, weights may each be longer; they are all
+// empty or none is.
 //
 // Recipes: with `NCCL_EP_DISP_QUANT_FWD` inputs scales [T, S] travel with their rows, to outputs scales [.., S] that
 // lie as the rows do; rows and scales are multiples of 16 bytes and together at most max_token_bytes. With
-// `NCCL_EP_DISP_QUANT_DS_FP8E3M4`, in LL, bfloat16 rows are cast to float8e4m3, with outputs scales float32 [..,
-// H/128].
+// `NCCL_EP_DISP_QUANT_DS_FP8E3M4`, in LL, bfloat16 rows of a multiple of 512 elements are cast to float8e4m3, with
+// outputs scales float32 [.., H/128].
 //
 // Delivered ids are local, or global where layout_info says so.
 //
 // @param handle       the routing
 // @param inputs       tensors that are read
 // @param outputs      tensors that are written
-// @param layout_info  LL expert-major: required. HT: may be NULL
+// @param layout_info  LL expert-major: required. Elsewhere: may be NULL
 // @param config       may be NULL
 // @param stream       stream to run on
 //
 // Returns `ncclInvalidArgument` for a NULL or dead argument or a tensor that is missing or breaks a rule;
 // `ncclInvalidUsage` for a handle without a routing or whose group was destroyed, while a staged operation of the
-// handle waits for completion, for a third staged operation of the group, and for what the library does not serve yet;
-// the code of the failure if the group has failed.
+// handle waits for completion, for a third staged operation of the group, for a backward pass in LL, for a captured
+// stream in HT without B, and for a tensor without data in a window of an NCCL before 2.29; the code of the failure if
+// the group has failed.
 ncclResult_t ncclEpDispatch(ncclEpHandle_t handle,
                             const struct ncclEpDispatchInputs_t *inputs,
                             const struct ncclEpDispatchOutputs_t *outputs,
@@ -507,7 +526,8 @@ ncclResult_t ncclEpDispatch(ncclEpHandle_t handle,
 // the home rank sums by ascending rank.
 //
 // LL rank-major: inputs tokens [R, M, H], where dispatch put their tokens, each the sum of what the rank's experts
-// give; outputs tokens [T, H]: the sum of one row from each rank, in the order of the first k that names it.
+// give; outputs tokens [T, H]: the sum of one row from each rank, in the order of the first k that names it. Weights
+// are not read.
 //
 // HT flat: inputs tokens [n, H], in dispatch's order, where the caller has applied the weights
 // and summed the local experts of each token; outputs tokens [T, H]: the sum over ranks, on one
@@ -520,13 +540,14 @@ ncclResult_t ncclEpDispatch(ncclEpHandle_t handle,
 //
 // A token to which no expert contributes gets zeros.
 //
-// @param handle   the routing; LL: after a dispatch on it
+// @param handle   the routing; LL: after a dispatch on it since its last update
 // @param inputs   tensors that are read
 // @param outputs  tensors that are written
 // @param config   may be NULL
 // @param stream   stream to run on
 //
-// Returns as `ncclEpDispatch`, and `ncclInvalidUsage` for an LL handle without a dispatch.
+// Returns as `ncclEpDispatch`, and `ncclInvalidUsage` for an LL handle without such a dispatch, in HT without
+// max_recv_tokens_per_rank for fewer rows than the dispatch has counted, and for a recipe that is not served yet.
 ncclResult_t ncclEpCombine(ncclEpHandle_t handle,
                            const struct ncclEpCombineInputs_t *inputs,
                            const struct ncclEpCombineOutputs_t *outputs,
@@ -610,7 +631,7 @@ ncclResult_t ncclEpErrorClear(ncclEpGroup_t ep_group);
 #define NCCL_EP_PREFIX(type, magic_number) .size = (unsigned int)sizeof(type), .magic = (magic_number)
 #define NCCL_EP_TENSOR_INIT_INLINE NCCL_EP_PREFIX(ncclEpTensor_t, NCCL_EP_TENSOR_MAGIC)
 
-// An object with size and magic, and the rest zero.
+// An object with size and magic, and the rest zero; NCCL_EP_STRUCT_INIT is NVIDIA's name of it.
 #ifdef __cplusplus
 extern "C++" {
 template <typename T>
@@ -634,6 +655,7 @@ inline ncclEpGroupConfig_t ncclEpNewGroupConfig() {
     ((ncclEpGroupConfig_t){NCCL_EP_PREFIX(ncclEpGroupConfig_t, NCCL_EP_MAGIC),       \
                            .version = NCCL_EP_API_VERSION})
 #endif
+#define NCCL_EP_STRUCT_INIT(type, magic_number) NCCL_EP_NEW(type, magic_number)
 
 // Of each struct: the generation of this header, what earlier ones had, and an object.
 #define NCCL_EP_TENSOR_CURRENT_VERSION 1

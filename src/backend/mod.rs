@@ -152,6 +152,11 @@ pub trait HtBackend: Send + Sync {
     /// Number of rows that dispatch delivers to this rank; none if the routing exchange does not end within that time. An
     /// error on a handle that was opened again: its number is on the device alone.
     fn num_recv_tokens(&self, within: Duration) -> Result<Option<usize>>;
+    /// The same of the routing that lies in the handle's block when `stream` comes there, which need not be its own: a
+    /// caller may have put another one there. `None` if that is no routing of such a handle, as an operation will find.
+    fn num_recv_tokens_there(&self, _stream: Stream) -> Result<Option<usize>> {
+        self.num_recv_tokens(Duration::MAX)
+    }
 }
 
 /// A device that groups can be opened on.

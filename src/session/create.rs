@@ -86,6 +86,13 @@ pub fn group(
     Ok(Group::new(facts, nodes, backend, own_stream?, about, checks, learned))
 }
 
+/// The SMs of the device that a group over the communicator at address `comm` would be on; `None` where there are none,
+/// on the CPU. For what is to be settled before there are settings.
+pub fn multiprocessors(comm: usize) -> Result<Option<u32>> {
+    let platform = select::platform(&Communicator::open(comm)?)?;
+    Ok(platform.device().multiprocessors())
+}
+
 fn check_sms(settings: &GroupSettings, device: &dyn Device) -> Result<()> {
     match (settings.sms, device.multiprocessors()) {
         (Some(asked), Some(all)) if asked > all as usize => {

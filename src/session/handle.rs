@@ -369,11 +369,15 @@ impl Handle {
         Ok(rows)
     }
 
-    /// The same, or none where only the device knows: in a caller's memory that this handle has not routed.
-    pub fn rows_if_known(&self) -> Result<Option<usize>> {
-        match &self.given {
-            None => self.expected_rows(Duration::MAX),
-            Some(_) => Ok(self.received_rows(Duration::MAX).ok().flatten()),
+    /// The same of what lies in a caller's memory when `stream` comes there; none if that is no routing of this handle's
+    /// tokens, or if nothing has run on it yet.
+    pub fn rows_there(&self, stream: Stream) -> Result<Option<usize>> {
+        match (&self.given, &self.mode) {
+            (Some(_), ByMode::Ht((_, handle))) => match &*handle.read() {
+                Some(routed) => routed.backend.num_recv_tokens_there(stream),
+                None => Ok(None),
+            },
+            _ => self.expected_rows(Duration::MAX),
         }
     }
 

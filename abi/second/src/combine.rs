@@ -27,7 +27,8 @@ use nccl_ep_core::rule::CombineTensors;
 /// the home rank sums by ascending rank.
 ///
 /// LL rank-major: inputs tokens [R, M, H], where dispatch put their tokens, each the sum of what the rank's experts
-/// give; outputs tokens [T, H]: the sum of one row from each rank, in the order of the first k that names it.
+/// give; outputs tokens [T, H]: the sum of one row from each rank, in the order of the first k that names it. Weights
+/// are not read.
 ///
 /// HT flat: inputs tokens [n, H], in dispatch's order, where the caller has applied the weights
 /// and summed the local experts of each token; outputs tokens [T, H]: the sum over ranks, on one
@@ -40,13 +41,14 @@ use nccl_ep_core::rule::CombineTensors;
 ///
 /// A token to which no expert contributes gets zeros.
 ///
-/// @param handle   the routing; LL: after a dispatch on it
+/// @param handle   the routing; LL: after a dispatch on it since its last update
 /// @param inputs   tensors that are read
 /// @param outputs  tensors that are written
 /// @param config   may be NULL
 /// @param stream   stream to run on
 ///
-/// Returns as `ncclEpDispatch`, and `ncclInvalidUsage` for an LL handle without a dispatch.
+/// Returns as `ncclEpDispatch`, and `ncclInvalidUsage` for an LL handle without such a dispatch, in HT without
+/// max_recv_tokens_per_rank for fewer rows than the dispatch has counted, and for a recipe that is not served yet.
 ///
 /// # Safety
 /// Pointers are NULL or valid for what they are documented to be.
@@ -169,16 +171,13 @@ unsafe fn result_weights(
     is_backward: bool,
     outputs: &ncclEpCombineOutputs_t,
 ) -> Result<Option<Tensor>> {
-    let (name, weights) = ("outputs.topk_weights", outputs.topk_weights);
-    match handle.layout {
-        Layout::RankMajor => {
-            let rule = "must be NULL, rank-major, as the caller has applied the weights";
-            absent(name, weights, rule).map(|()| None)
-        }
-        Layout::Flat | Layout::Zones(_) if !is_backward => Ok(None),
-        // SAFETY: this function's contract.
-        _ => unsafe { tensor::required(&handle.group, name, weights) }.map(Some),
+    let is_needed = is_backward || handle.layout == Layout::ExpertMajor;
+    if !is_needed {
+        // The caller has applied them. NVIDIA's library does not look at the field either.
+        return Ok(None);
     }
+    // SAFETY: this function's contract.
+    unsafe { tensor::required(&handle.group, "outputs.topk_weights", outputs.topk_weights) }.map(Some)
 }
 
 /// Rows, and as many gradients.

@@ -29,8 +29,8 @@ struct Dispatch {
 }
 
 /// Sends each token to the ranks that host its experts. Every rank of the group calls it, in the same order of
-/// operations. Enqueued on `stream`; the host does not wait, except in HT without a bound of received rows, and in the
-/// first operation of an LL handle over several nodes.
+/// operations. Enqueued on `stream`; the host does not wait, except in HT without a bound of received rows, and over
+/// several nodes on an HT handle in memory of the caller's and in the first operation of an LL handle.
 ///
 /// With R ranks, L local experts, M max_dispatch_tokens_per_rank, T this rank's tokens, K top-k, H hidden
 /// size; rows are of any type, a multiple of 16 bytes and at most max_token_bytes:
@@ -46,36 +46,41 @@ struct Dispatch {
 ///
 /// HT flat: inputs tokens [T, H], topk_weights float32 [T, K]; outputs tokens [n, H], topk_idx int64 [n, K],
 /// topk_weights float32 [n, K], where n is at least the group's max_recv_tokens_per_rank, B, of which the first B rows
-/// are used. A rank receives a token once; rows are ordered by source rank and token. The ids of a row are local expert
-/// ids, ascending, then -1; its weights are in the same order, then 0. An expert that a token names more than once is
-/// there once, with the sum of its weights, in fp32 by ascending k. Of unused rows up to B ids are -1 and weights 0, and
-/// tokens keep their content. More rows than B are a failure of the group. In a backward pass there are tokens only.
+/// are used. A rank receives a token once; rows are ordered by source rank and token. The ids of a row are local
+/// expert ids, ascending, then -1; its weights are in the same order, then 0. An expert that a token names more than
+/// once is there once, with the sum of its weights, in fp32 by ascending k. Of unused rows up to B ids are -1 and
+/// weights 0, and tokens keep their content. More rows than B are a failure of the group, or with
+/// `NCCL_EP_OVERFLOW_DROP` are dropped. In a backward pass there are tokens only.
 ///
 /// HT expert-major: inputs tokens [T, H], topk_weights float32 [T, K]; outputs tokens [n, H] and topk_weights float32
 /// `[n]`, where B of n slots are used; layout_info, which may be NULL, has counters as of `ncclEpUpdateHandle`. Each
 /// row is in a slot for every local expert that its token names. Slots lie by expert, then source rank, then token;
 /// those of an expert begin at a multiple of the alignment, with zeros behind the last. Behind all of them tokens keep
 /// their content, and weights are 0 up to B. More slots than B are a failure of the group, or with
-/// `NCCL_EP_OVERFLOW_DROP` are dropped.
+/// `NCCL_EP_OVERFLOW_DROP` are dropped. In a backward pass there are tokens only.
+///
+/// HT without B: n is at least what comes. Rows, scales and, expert-major, weights may each be longer; they are all
+/// empty or none is.
 ///
 /// Recipes: with `NCCL_EP_DISP_QUANT_FWD` inputs scales [T, S] travel with their rows, to outputs scales [.., S] that
 /// lie as the rows do; rows and scales are multiples of 16 bytes and together at most max_token_bytes. With
-/// `NCCL_EP_DISP_QUANT_DS_FP8E3M4`, in LL, bfloat16 rows are cast to float8e4m3, with outputs scales float32 [..,
-/// H/128].
+/// `NCCL_EP_DISP_QUANT_DS_FP8E3M4`, in LL, bfloat16 rows of a multiple of 512 elements are cast to float8e4m3, with
+/// outputs scales float32 [.., H/128].
 ///
 /// Delivered ids are local, or global where layout_info says so.
 ///
 /// @param handle       the routing
 /// @param inputs       tensors that are read
 /// @param outputs      tensors that are written
-/// @param layout_info  LL expert-major: required. HT: may be NULL
+/// @param layout_info  LL expert-major: required. Elsewhere: may be NULL
 /// @param config       may be NULL
 /// @param stream       stream to run on
 ///
 /// Returns `ncclInvalidArgument` for a NULL or dead argument or a tensor that is missing or breaks a rule;
 /// `ncclInvalidUsage` for a handle without a routing or whose group was destroyed, while a staged operation of the
-/// handle waits for completion, for a third staged operation of the group, and for what the library does not serve yet;
-/// the code of the failure if the group has failed.
+/// handle waits for completion, for a third staged operation of the group, for a backward pass in LL, for a captured
+/// stream in HT without B, and for a tensor without data in a window of an NCCL before 2.29; the code of the failure if
+/// the group has failed.
 ///
 /// # Safety
 /// Pointers are NULL or valid for what they are documented to be.
@@ -222,7 +227,7 @@ impl Dispatch {
             )
         };
         out.check_rows(handle, stream)?;
-        let out_scales = scales_with_room(handle, scales, stream)?;
+        let out_scales = scales_with_room(handle, &mut out.tokens, scales, stream)?;
         let tensors = DispatchTensors {
             weights: Some(&weights),
             out_ids: Some(&out.ids),
@@ -256,7 +261,7 @@ impl Dispatch {
         let all = &mut [("outputs.tokens", &mut out), ("outputs.topk_weights", &mut out_weights)];
         check_rows(handle, stream, all)?;
         check_emptiness(rows(&out), rows(&out_weights))?;
-        let out_scales = scales_with_room(handle, scales, stream)?;
+        let out_scales = scales_with_room(handle, &mut out, scales, stream)?;
         let tensors = DispatchTensors {
             weights: Some(&weights),
             out_weights: Some(&out_weights),
@@ -282,7 +287,7 @@ impl Dispatch {
             )
         };
         check_rows(handle, stream, &mut [("outputs.tokens", &mut out)])?;
-        let out_scales = scales_with_room(handle, scales, stream)?;
+        let out_scales = scales_with_room(handle, &mut out, scales, stream)?;
         let tensors = scales.of_rows(&tokens, &out, out_scales.as_ref());
         handle.core.dispatch(&tensors, false, stream).map(drop)
     }

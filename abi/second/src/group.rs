@@ -7,7 +7,7 @@ use crate::types::{ncclComm_t, ncclEpGroup_t, ncclEpGroupConfig_t, ncclResult_t}
 use crate::{info, read, settings, texts};
 use nccl_ep_abi::process;
 use nccl_ep_core::backend::nccl::Communicator;
-use nccl_ep_core::env::Env;
+use nccl_ep_core::env::{Env, LaterEnv, Unused, Why};
 use nccl_ep_core::error::Error;
 use nccl_ep_core::{log, session};
 use std::sync::Arc;
@@ -22,7 +22,8 @@ use std::sync::Arc;
 /// @param config    see `ncclEpGroupConfig_t`
 ///
 /// Returns `ncclInvalidArgument` for a NULL pointer, or a `config` that breaks a rule or differs between ranks;
-/// `ncclInvalidUsage` for half an allocator, what the library does not serve yet, a process that has groups of another
+/// `ncclInvalidUsage` for half an allocator, more SMs than the device has, rows to be dropped without a bound,
+/// variables that contradict each other, what the library does not serve yet, a process that has groups of another
 /// libnccl_ep, or if the ranks span several nodes and this process's NCCL cannot connect them; `ncclRemoteError` if
 /// another rank refused or did not arrive in time; `ncclSystemError` if the process has no NCCL;
 /// `ncclUnhandledCudaError` without a usable GPU; or the code of an NCCL call that failed.
@@ -41,7 +42,7 @@ pub unsafe extern "C" fn ncclEpCreateGroup(
         // SAFETY: this function's contract.
         let config = unsafe { read::required("config", config) }?;
         let claim = process::claim("libnccl_ep.so.0");
-        let given = settings::with_environment(config, &Env::read().later);
+        let given = settings::with_environment(config, &environment(comm));
         let given = given.and_then(|it| settings::of(&it));
         let settings = claim.as_ref().map_err(Error::clone).and(given);
         let core = settings.clone().map(|(core, _)| core);
@@ -60,13 +61,28 @@ pub unsafe extern "C" fn ncclEpCreateGroup(
     })
 }
 
+/// What the environment sets, without the budgets that the device has not, of which the log tells.
+fn environment(comm: ncclComm_t) -> LaterEnv {
+    let env = Env::read().later;
+    // To ask takes a device's context, so only who has a budget does.
+    let asks = env.has_budget().then(|| session::create::multiprocessors(comm as usize));
+    // Where that fails no group is made either, which says why.
+    let Some(Ok(Some(all))) = asks else { return env };
+    let (env, unused) = env.on_device(all);
+    for (name, sms) in unused {
+        let why = Why::Value("SMs, at most those of the device");
+        log::in_vain(&Unused { name: name.to_owned(), value: sms.to_string(), why });
+    }
+    env
+}
+
 /// Destroys a group. Collective: every rank of the group calls it, before its communicator is
 /// destroyed. Waits for the group's operations on all ranks. Launches of
 /// graphs with operations of the group must have ended. NULL is a successful
 /// no-op.
 ///
-/// Returns `ncclInvalidArgument` for a group that was destroyed already; `ncclSystemError` if `alloc.free_fn` fails, once
-/// the group is destroyed. Later calls on its handles are refused.
+/// Returns `ncclInvalidArgument` for a group that was destroyed already; `ncclSystemError` if `alloc.free_fn` fails,
+/// once the group is destroyed. Later calls on its handles are refused.
 ///
 /// # Safety
 /// None: a dead or foreign group is recognised.

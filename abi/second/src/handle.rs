@@ -63,7 +63,7 @@ pub unsafe extern "C" fn ncclEpHandleMemSize(
 /// @param ep_group    the group
 /// @param layout      how rows lie
 /// @param config      may be NULL
-/// @param num_topk    K, 1 to 32 and at most E; HT: at most the group's `num_topk`
+/// @param num_topk    K, 1 to 32; LL: at most E; HT: at most the group's `num_topk`, if that is not 0
 /// @param handle_mem  uint8 `[n]`, n as of `ncclEpHandleMemSize`, at a multiple of 16 bytes: what operations need of
 ///                    the routing will be there. Not touched before an update, or in LL a dispatch. HT: operations may
 ///                    be made on a handle whose memory holds what an update of an equal handle has left, or a copy of
@@ -72,8 +72,9 @@ pub unsafe extern "C" fn ncclEpHandleMemSize(
 ///                    staged operation that is given up (`ncclEpHandleDestroy`) may use it until the group's end: do
 ///                    not free it before
 ///
-/// Returns `ncclInvalidArgument` for a NULL or dead argument, a layout that the mode has not, or K in LL;
-/// `ncclInvalidUsage` for K in HT, and what the library does not serve yet.
+/// Returns `ncclInvalidArgument` for a NULL or dead argument, a layout that the mode has not, an alignment, memory that
+/// is too small or begins elsewhere, or K in LL; `ncclInvalidUsage` for K in HT, and for expert-major rows there in a
+/// group with neither `max_recv_tokens_per_rank` nor `num_topk`.
 ///
 /// # Safety
 /// Pointers are NULL or valid for what they are documented to be.
@@ -131,13 +132,15 @@ fn in_memory(
 /// @param handle       the handle
 /// @param topk_idx     int32 or int64 [T, K]: global expert ids of this rank's T tokens; negative ones and
 ///                     those from E on count as none
-/// @param layout_info  HT: may be NULL; `expert_counters` `[L]` or longer, `recv_total_counter` `[1]`, int32 or int64,
-///                     in memory that the device reaches. LL: must be NULL
+/// @param layout_info  HT: may be NULL; `expert_counters` `[L]` or longer, `recv_total_counter` `[1]`, expert-major
+///                     `expert_offsets` as the first, int32 or int64, there all of one type, in memory that the device
+///                     reaches. LL: must be NULL
 /// @param stream       stream that orders the exchange
 ///
 /// Returns `ncclInvalidArgument` for a NULL or dead argument or a tensor that breaks a rule; `ncclInvalidUsage` while a
-/// staged operation waits for completion, and for a captured stream over several nodes; `ncclSystemError` if the group's
-/// `alloc_fn` fails; `ncclRemoteError` if another rank refused; or the code of the failure if the group has failed.
+/// staged operation waits for completion, and for a captured stream over several nodes; `ncclSystemError` if the
+/// group's `alloc_fn` fails; `ncclRemoteError` if another rank refused; or the code of the failure if the group has
+/// failed.
 ///
 /// # Safety
 /// Pointers are NULL or valid for what they are documented to be.
@@ -193,8 +196,11 @@ pub unsafe extern "C" fn ncclEpCreateHandle(
             // SAFETY: as above.
             let given = unsafe { routing::read(&group, of, topk_idx, layout_info) }?;
             let layout = layout?;
-            let columns = given.ids.sizes().get(1).copied().unwrap_or(0);
-            let top_k = top_k(&group, "topk_idx.sizes[1]", columns.into())?;
+            let top_k = match given.ids.sizes() {
+                &[_, columns] => top_k(&group, "topk_idx.sizes[1]", columns.into())?,
+                // The core refuses such ids.
+                _ => 0,
+            };
             Ok((given, layout, top_k))
         });
         let tensors = given.as_ref().map(|(tensors, ..)| *tensors);

@@ -69,8 +69,8 @@ pub fn check_rows(handle: &Handle, stream: Stream, all: &mut [(&str, &mut Tensor
                 let text = "stream: must not be captured in a group without max_recv_tokens_per_rank";
                 return Err(Error::new(Code::InvalidUsage, text));
             }
-            // What only the device knows it checks.
-            let rows = handle.core.rows_if_known()?.unwrap_or(0);
+            // Where it is not known the operation finds out.
+            let rows = handle.core.rows_there(stream)?.unwrap_or(0);
             (rows, "all rows that this rank receives")
         }
     };
@@ -87,11 +87,19 @@ pub fn check_rows(handle: &Handle, stream: Stream, all: &mut [(&str, &mut Tensor
     Ok(())
 }
 
-/// The scales of received rows in HT, as [`check_rows`].
-pub fn scales_with_room(handle: &Handle, scales: &Scales, stream: Stream) -> Result<Option<Tensor>> {
+/// The scales of received rows in HT, as [`check_rows`], whose `tokens` have passed that. Without a bound either may be
+/// longer than the other: the core gets as many rows of both.
+pub fn scales_with_room(
+    handle: &Handle,
+    tokens: &mut Tensor,
+    scales: &Scales,
+    stream: Stream,
+) -> Result<Option<Tensor>> {
     let mut out = scales.out;
     if let Some(out) = &mut out {
         check_rows(handle, stream, &mut [("outputs.scales", out)])?;
+        let both = rows(tokens).min(rows(out));
+        (*tokens, *out) = (first(tokens, both), first(out, both));
     }
     Ok(out)
 }

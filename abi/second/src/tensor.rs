@@ -96,7 +96,8 @@ pub unsafe extern "C" fn ncclEpTensorDestroy(tensor: *mut ncclEpTensor_t) -> ncc
     })
 }
 
-/// Copies the tensor `name`; `None` if the caller passed NULL. A window without data is one of the group's communicator.
+/// Copies the tensor `name`; `None` if the caller passed NULL. A window without data is one of the group's
+/// communicator.
 ///
 /// # Safety
 /// `raw` is NULL or points to a descriptor whose `sizes` are NULL or `ndim` numbers.

@@ -42,9 +42,9 @@ pub const NCCL_EP_AUTO: c_int = 0;
 pub enum ncclEpDispQuant_t {
     /// As they are.
     NCCL_EP_DISP_QUANT_NONE = 0,
-    /// As they are, with the caller's scales. Not served yet.
+    /// As they are, with the caller's scales.
     NCCL_EP_DISP_QUANT_FWD = 1,
-    /// LL: the dispatch casts to float8e4m3. Not served yet.
+    /// LL: the dispatch casts bfloat16 to float8e4m3 and makes scales.
     NCCL_EP_DISP_QUANT_DS_FP8E3M4 = 2,
 }
 
@@ -72,7 +72,7 @@ pub struct ncclEpTensor {
     pub ndim: c_uint,
     /// Element type.
     pub datatype: ncclDataType_t,
-    /// Address in device memory, or of mapped host memory; NULL only if an extent is 0.
+    /// Address in device memory, or of mapped host memory; NULL only if an extent is 0, or with a window.
     pub data: *mut c_void,
     /// Window of the group's communicator that has the data, if `data` is NULL; with NCCL 2.29 or newer.
     pub win_hdl: ncclWindow_t,
@@ -94,19 +94,24 @@ pub struct ncclEpTensorAllocConfig_t {
     pub magic: c_uint,
 }
 
+/// Allocates `bytes` of device memory, to whose address it sets `*ptr`.
+pub type ncclEpAllocFn_t =
+    Option<unsafe extern "C" fn(ptr: *mut *mut c_void, bytes: usize, context: *mut c_void) -> cudaError_t>;
+/// Frees what an `ncclEpAllocFn_t` gave.
+pub type ncclEpFreeFn_t = Option<unsafe extern "C" fn(ptr: *mut c_void, context: *mut c_void) -> cudaError_t>;
+
 /// A caller's allocator: both functions or none. It gives the memory of handles that have none of the program's
-/// (`ncclEpInitHandle` without `handle_mem`, `ncclEpCreateHandle`), at multiples of 16 bytes, as many pieces as there are
-/// handles at a time: `alloc_fn` is called in `ncclEpCreateHandle` and `ncclEpUpdateHandle`, `free_fn` for all pieces in
-/// `ncclEpGroupDestroy`, unless that fails. Both are called with the group's device current and, in a capture, in the
-/// thread's relaxed mode; they may not call the library.
+/// (`ncclEpInitHandle` without `handle_mem`, `ncclEpCreateHandle`), at multiples of 16 bytes, as many pieces as there
+/// are handles at a time: `alloc_fn` is called in `ncclEpCreateHandle` and `ncclEpUpdateHandle`, `free_fn` for all
+/// pieces in `ncclEpGroupDestroy`, unless that fails. Both are called with the group's device current and, in a
+/// capture, in the thread's relaxed mode; they may not call the library.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ncclEpAllocConfig_t {
-    /// Allocates device memory.
-    pub alloc_fn:
-        Option<unsafe extern "C" fn(ptr: *mut *mut c_void, bytes: usize, context: *mut c_void) -> cudaError_t>,
+    /// Allocates.
+    pub alloc_fn: ncclEpAllocFn_t,
     /// Frees what `alloc_fn` gave.
-    pub free_fn: Option<unsafe extern "C" fn(ptr: *mut c_void, context: *mut c_void) -> cudaError_t>,
+    pub free_fn: ncclEpFreeFn_t,
     /// Passed to both.
     pub context: *mut c_void,
 }
@@ -128,10 +133,10 @@ pub struct ncclEpGroupConfig_t {
     pub num_experts: c_uint,
     /// Most tokens of one rank, M.
     pub max_dispatch_tokens_per_rank: c_uint,
-    /// HT: most rows that one rank receives, B, at least M. `NCCL_EP_AUTO`: as many as
+    /// HT: most rows, expert-major slots, that one rank receives, B, at least M. `NCCL_EP_AUTO`: as many as
     /// come, which a dispatch waits to know. LL: not read.
     pub max_recv_tokens_per_rank: c_uint,
-    /// Largest token row in bytes; HT: a multiple of 16.
+    /// Most bytes of a token's row and its scales together; HT: a multiple of 16.
     pub max_token_bytes: c_uint,
     /// Not read: the library finds what it needs.
     pub rdma_buffer_size: c_ulong,
@@ -139,10 +144,10 @@ pub struct ncclEpGroupConfig_t {
     pub num_qp_per_rank: c_uint,
     /// Not read.
     pub num_channels: c_uint,
-    /// Most SMs of an operation, or `NCCL_EP_AUTO`; at most those of the device. All operations have the largest budget
-    /// that is set.
+    /// Most SMs of an operation, or `NCCL_EP_AUTO`; at most those of the device. Dispatches and combines both have the
+    /// larger of their budgets. NCCL_EP_COMM_SMS goes before all three.
     pub max_num_sms: c_uint,
-    /// For handle memory of the library's own. Not called yet: that memory comes with the group.
+    /// Gives the memory of handles that have none of the program's; none: the library does.
     pub alloc: ncclEpAllocConfig_t,
     /// Not 0 in LL: lost ranks are masked. Not served yet.
     pub enable_mask: c_uint,
@@ -150,15 +155,15 @@ pub struct ncclEpGroupConfig_t {
     pub timeout_ns: u64,
     /// Whether tensors are in windows. Any value is fine, since memory that is in none serves as well.
     pub zero_copy: MaybeUninit<ncclEpZeroCopyMode_t>,
-    /// HT, expert-major: what happens to slots beyond `max_recv_tokens_per_rank`.
+    /// HT: what happens to rows, expert-major slots, beyond `max_recv_tokens_per_rank`.
     pub overflow_policy: MaybeUninit<ncclEpOverflowPolicy_t>,
-    /// HT: largest K of a handle, or 0.
+    /// HT: largest K of a handle, at most E; 0: any, but not expert-major without `max_recv_tokens_per_rank`.
     pub num_topk: c_uint,
     /// Not read.
     pub padding_v2: [u8; 4],
-    /// As `max_num_sms`, for dispatches; 0: the same.
+    /// For dispatches instead of `max_num_sms`; 0: that. NCCL_EP_DISPATCH_SMS goes before both.
     pub dispatch_num_sms: c_uint,
-    /// As `max_num_sms`, for combines; 0: the same.
+    /// For combines instead of `max_num_sms`; 0: that. NCCL_EP_COMBINE_SMS goes before both.
     pub combine_num_sms: c_uint,
 }
 
@@ -170,14 +175,17 @@ pub struct ncclEpLayoutInfo_t {
     pub size: c_uint,
     /// `NCCL_EP_MAGIC`.
     pub magic: c_uint,
-    /// Received rows by local expert: `[L]` or longer, in LL int32. LL expert-major: required, by a dispatch. HT: of an
-    /// update, int32 or int64.
+    /// By local expert: `[L]` or longer. LL expert-major: received rows, int32; a dispatch requires it. LL rank-major:
+    /// must be NULL. HT: of an update, int32 or int64: flat, received rows; expert-major, lengths of zones, also of a
+    /// forward dispatch.
     pub expert_counters: *mut ncclEpTensor_t,
-    /// LL rank-major: received rows by source rank, int32 `[R]` or longer; may be NULL.
+    /// LL rank-major: received rows by source rank, int32 `[R]` or longer; may be NULL. LL expert-major: must be NULL.
+    /// HT: not read.
     pub src_rank_counters: *mut ncclEpTensor_t,
-    /// HT expert-major: where zones begin. Elsewhere not read.
+    /// HT expert-major: where zones begin, as `expert_counters`. Elsewhere not read.
     pub expert_offsets: *mut ncclEpTensor_t,
-    /// HT: all received rows, int32 or int64 `[1]`. LL: not read.
+    /// HT: all rows, expert-major all slots, dropped ones among them; int32 or int64 `[1]`, wherever `expert_counters`
+    /// are. LL: not read.
     pub recv_total_counter: *mut ncclEpTensor_t,
     /// How received ids count; a dispatch reads it.
     pub recv_topk_idx_kind: MaybeUninit<ncclEpExpertIdKind_t>,
@@ -195,9 +203,9 @@ pub struct ncclEpDispatchInputs_t {
     pub magic: c_uint,
     /// `[T, H]`: required.
     pub tokens: *mut ncclEpTensor_t,
-    /// float32 `[T, K]`.
+    /// float32 `[T, K]`: required by LL rank-major and in HT forward, else NULL.
     pub topk_weights: *mut ncclEpTensor_t,
-    /// Scales of the tokens.
+    /// Scales `[T, S]` of the tokens: required by `NCCL_EP_DISP_QUANT_FWD`, else NULL.
     pub scales: *mut ncclEpTensor_t,
 }
 
@@ -211,11 +219,11 @@ pub struct ncclEpDispatchOutputs_t {
     pub magic: c_uint,
     /// Received rows: required.
     pub tokens: *mut ncclEpTensor_t,
-    /// Their weights.
+    /// Their weights: required where the inputs have some, else NULL.
     pub topk_weights: *mut ncclEpTensor_t,
-    /// Their scales.
+    /// Their scales: required by both recipes, else NULL.
     pub scales: *mut ncclEpTensor_t,
-    /// Their ids.
+    /// Their ids: required by LL rank-major and HT flat forward, else NULL.
     pub topk_idx: *mut ncclEpTensor_t,
 }
 
@@ -229,7 +237,7 @@ pub struct ncclEpCombineInputs_t {
     pub magic: c_uint,
     /// Rows of the experts: required.
     pub tokens: *mut ncclEpTensor_t,
-    /// HT backward: gradients of weights.
+    /// HT backward: float32 gradients of received weights, required. HT forward: must be NULL. LL: not read.
     pub topk_weights: *mut ncclEpTensor_t,
     /// Must be NULL.
     pub scales: *mut ncclEpTensor_t,
@@ -245,7 +253,8 @@ pub struct ncclEpCombineOutputs_t {
     pub magic: c_uint,
     /// `[T, H]`: required.
     pub tokens: *mut ncclEpTensor_t,
-    /// LL expert-major: float32 `[T, K]`, which is read: the weights of the sums.
+    /// float32 `[T, K]`. LL expert-major: the weights of the sums, which are read. HT backward: gets gradients.
+    /// Elsewhere not read.
     pub topk_weights: *mut ncclEpTensor_t,
 }
 
@@ -272,11 +281,11 @@ pub struct ncclEpDispatchConfig_t {
     pub magic: c_uint,
     /// LL: if not 0, only send now; `ncclEpComplete` receives. HT: no effect.
     pub send_only: c_uint,
-    /// Whether a cast's scales are powers of two.
+    /// Whether a cast's scales are powers of two. With `NCCL_EP_DISP_QUANT_FWD`: must be 0.
     pub round_scales: c_uint,
-    /// Backward is not served yet.
+    /// The pass; LL has no backward one.
     pub pass_direction: MaybeUninit<ncclEpPassDir_t>,
-    /// Only `NCCL_EP_DISP_QUANT_NONE` is served yet.
+    /// How rows travel.
     pub quant_recipe: MaybeUninit<ncclEpDispQuant_t>,
 }
 
@@ -290,7 +299,7 @@ pub struct ncclEpCombineConfig_t {
     pub magic: c_uint,
     /// LL: if not 0, only send now; `ncclEpComplete` receives. HT: no effect.
     pub send_only: c_uint,
-    /// Backward is not served yet.
+    /// The pass; LL has no backward one.
     pub pass_direction: MaybeUninit<ncclEpPassDir_t>,
     /// Only `NCCL_EP_COMB_QUANT_NONE` is served.
     pub quant_recipe: MaybeUninit<ncclEpCombQuant_t>,

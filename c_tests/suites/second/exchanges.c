@@ -198,6 +198,36 @@ EP_TEST(more_than_the_bound_fails_the_group) {
     overflow(env, &test, 860);
 }
 
+// In a group without a bound, rows that nothing comes into are left alone wherever there are some.
+static void dispatch_with_more(const EpEnv* env, const Case* test, unsigned tensor, ncclEpPassDir_t pass) {
+    Run run;
+    Call call;
+    run_open(&run, env, NULL, test, 720);
+    run_route(&run);
+    EP_REQUIRE(run.rows > 0);
+    RefBuffer* longer = &run.buffers[tensor];
+    const size_t bytes = longer->bytes / run.rows * (run.rows + kSpare);
+    ref_buffer_free(longer);
+    *longer = ref_buffer_new(bytes);
+    call_set(&call, &run, pass);
+    call.views[tensor].sizes[0] += kSpare;
+    EP_CHECK_NCCL(ncclEpDispatch(run.handle, &call.inputs, &call.outputs, &call.info, &call.config, env->stream));
+    ep_sync(env);
+    run_check_dispatch(&run, pass);
+    run_close(&run);
+}
+
+EP_TEST(rows_and_scales_may_be_longer_than_each_other) {
+    const unsigned tensors[] = {kReceived, kScalesOut};
+    Case test = {2, 16, 2, ncclBfloat16, 64, kRefDistinct, .alignment = 4, .scaled = true};
+    for (unsigned i = 0; i < COUNT(tensors); ++i) {
+        for (test.kind = kHtFlat; test.kind <= kHtZones; ++test.kind) {
+            dispatch_with_more(env, &test, tensors[i], NCCL_EP_FWD_PASS);
+            dispatch_with_more(env, &test, tensors[i], NCCL_EP_BWD_PASS);
+        }
+    }
+}
+
 // In a group without a bound operations on too few rows are refused before they write or send anything.
 EP_TEST(rows_that_come_are_counted_before_a_dispatch) {
     const ncclEpPassDir_t pass = NCCL_EP_FWD_PASS;

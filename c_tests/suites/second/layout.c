@@ -28,6 +28,11 @@ SIZE(ncclEpAllocConfig_t, 24);
 FIELD(ncclEpAllocConfig_t, alloc_fn, 0, 8);
 FIELD(ncclEpAllocConfig_t, free_fn, 8, 8);
 FIELD(ncclEpAllocConfig_t, context, 16, 8);
+#define TYPE(value, type) static_assert(_Generic((value), type: true, default: false), "type of " #value)
+TYPE((ncclEpAllocFn_t)0, cudaError_t (*)(void**, size_t, void*));
+TYPE((ncclEpFreeFn_t)0, cudaError_t (*)(void*, void*));
+TYPE(((ncclEpAllocConfig_t*)0)->alloc_fn, ncclEpAllocFn_t);
+TYPE(((ncclEpAllocConfig_t*)0)->free_fn, ncclEpFreeFn_t);
 
 PREFIX(ncclEpGroupConfig_t, 120);
 FIELD(ncclEpGroupConfig_t, version, 8, 4);
@@ -140,6 +145,10 @@ EP_TEST(new_structs_have_size_and_magic) {
     EP_CHECK_EQ_U64(tensor.size, 48);
     EP_CHECK_EQ_U64(tensor.magic, 0xCAFECAFE);
     EP_CHECK_EQ_U64(tensor.ndim, 2);
+    const ncclEpTensor_t empty = NCCL_EP_STRUCT_INIT(ncclEpTensor_t, NCCL_EP_TENSOR_MAGIC);
+    EP_CHECK_EQ_U64(empty.size, 48);
+    EP_CHECK_EQ_U64(empty.magic, 0xCAFECAFE);
+    EP_CHECK_EQ_U64(empty.ndim, 0);
     const ncclEpDispatchConfig_t old = {.size = NCCL_EP_DISPATCH_CONFIG_V1_SIZE};
     EP_CHECK(NCCL_EP_HAS_FIELD(&old, ncclEpDispatchConfig_t, pass_direction));
     EP_CHECK(!NCCL_EP_HAS_FIELD(&old, ncclEpDispatchConfig_t, quant_recipe));

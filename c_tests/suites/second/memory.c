@@ -61,6 +61,34 @@ EP_TEST(a_graph_follows_the_memory) {
     run_close(&run);
 }
 
+// Without a bound a dispatch has room for what comes by the routing in the memory, though the handle's own one is another.
+EP_TEST(rows_are_those_of_the_memory) {
+    Case few = kSmallHt, many = kSmallHt;
+    few.in_memory = many.in_memory = true;
+    few.alignment = many.alignment = 4;
+    many.style = kRefOneRank;
+    for (few.kind = kHtFlat; few.kind <= kHtZones; ++few.kind) {
+        many.kind = few.kind;
+        Run before, run;
+        run_open(&before, env, NULL, &many, 750);
+        run_route(&before);
+        run_open(&run, env, before.group, &few, 751);
+        run_route(&run);
+        EP_CHECK_CUDA(cudaMemcpyAsync(ref_buffer_data(&before.memory), ref_buffer_data(&run.memory), run.memory.bytes,
+                                      cudaMemcpyDefault, env->stream));
+        const ncclEpHandle_t own = run.handle;
+        run.handle = before.handle;
+        EP_CHECK_NCCL(run_dispatch(&run, NCCL_EP_FWD_PASS));
+        EP_CHECK_NCCL(run_combine(&run, NCCL_EP_BWD_PASS));
+        ep_sync(env);
+        run_check_dispatch(&run, NCCL_EP_FWD_PASS);
+        run_check_combine(&run, NCCL_EP_BWD_PASS);
+        run.handle = own;
+        run_close(&run);
+        run_close(&before);
+    }
+}
+
 // What is no routing of such a handle is not followed: the group fails. `fewer` tokens than it was routed for, if it
 // was.
 static void expect_foreign(const EpEnv* env, Case test, bool is_routed, unsigned fewer) {

@@ -125,22 +125,27 @@ EP_TEST(ranks_agree_on_the_rows_that_stay) {
     ep_barrier();
 }
 
-// The backend of the CPU has no SMs.
-static void ask_for_sms(const EpEnv* env, unsigned sms) {
+static ncclResult_t ask_for_sms(const EpEnv* env, unsigned sms) {
     ncclEpGroupConfig_t config = config_of(env, &kSmallHt);
     config.combine_num_sms = sms;
     ncclEpGroup_t group = NULL;
     const ncclResult_t made = ncclEpCreateGroup(&group, env->comm, &config);
-    if (made != ncclSuccess) CHECK_REFUSED(made, ncclInvalidUsage, "more SMs are asked for than the device has");
-    else ep_skip("a device without SMs");
     EP_CHECK_NCCL(ncclEpGroupDestroy(group));
+    return made;
 }
 
-EP_TEST(budgets_above_the_device_are_refused) {
-    ask_for_sms(env, 1u << 20);
-    EP_REQUIRE(setenv("NCCL_EP_COMM_SMS", "1048576", 1) == 0);
-    ask_for_sms(env, 1);
-    EP_REQUIRE(unsetenv("NCCL_EP_COMM_SMS") == 0);
+// The backend of the CPU has no SMs. A variable is ignored, which is told once.
+EP_TEST(budgets_above_the_device_are_refused_or_ignored) {
+    const ncclResult_t made = ask_for_sms(env, 1u << 20);
+    const bool has_sms = made != ncclSuccess;
+    if (has_sms) CHECK_REFUSED(made, ncclInvalidUsage, "more SMs are asked for than the device has");
+    else ep_skip("a device without SMs");
+    EP_REQUIRE(setenv("NCCL_EP_COMM_SMS", "1048576", 1) == 0 && setenv("NCCL_EP_DISPATCH_SMS", "2", 1) == 0);
+    CHECK_REFUSED(ask_for_sms(env, 1), ncclSuccess, has_sms ? "NCCL_EP_COMM_SMS=1048576 is ignored; allowed: SMs" : "");
+    // What is ignored does not stand before the configuration.
+    const ncclResult_t again = has_sms ? ncclInvalidUsage : ncclSuccess;
+    CHECK_REFUSED(ask_for_sms(env, 1u << 20), again, has_sms ? "more SMs are asked for" : "");
+    EP_REQUIRE(unsetenv("NCCL_EP_COMM_SMS") == 0 && unsetenv("NCCL_EP_DISPATCH_SMS") == 0);
 }
 
 EP_TEST(variables_that_contradict_each_other_are_refused) {
@@ -296,6 +301,14 @@ EP_TEST(handles_of_wrong_tensors_are_not_made) {
     ht.ids.tensor.datatype = ncclUint32;
     CHECK_REFUSED(CREATE(ht, flat, NULL), no, "topk_idx.datatype");
     ht.ids.tensor.datatype = ncclInt64;
+    ht.ids.tensor.ndim = 1;
+    CHECK_REFUSED(CREATE(ht, flat, NULL), no, "topk_idx.ndim");
+    ht.ids.tensor.ndim = 3;
+    ht.ids.sizes[1] = 0;
+    CHECK_REFUSED(CREATE(ht, flat, NULL), no, "topk_idx.ndim");
+    ht.ids.tensor.ndim = 2;
+    CHECK_REFUSED(CREATE(ht, flat, NULL), ncclInvalidUsage, "topk_idx.sizes[1]: must be a top-k");
+    ht.ids.sizes[1] = 2;
     ht.ids.sizes[0] = 5;
     CHECK_REFUSED(CREATE(ht, flat, NULL), no, "max_dispatch_tokens_per_rank");
     CHECK_REFUSED(ncclEpCreateHandle(&ll.handle, ll.group, em, NULL, NULL, NULL, env->stream), no,

@@ -205,6 +205,8 @@ void call_set(Call* call, const Run* run, ncclEpPassDir_t pass) {
     call->combine_inputs.tokens = &views[kResults].tensor;
     call->combine_outputs = NCCL_EP_COMBINE_OUTPUTS_INIT;
     call->combine_outputs.tokens = &views[kCombined].tensor;
+    // Not read, but where it is set below.
+    call->combine_outputs.topk_weights = (ncclEpTensor_t*)16;
     call->combine_config = NCCL_EP_COMBINE_CONFIG_INIT;
     call->config.send_only = call->combine_config.send_only = test->send_only;
     call->config.pass_direction = call->combine_config.pass_direction = pass;

@@ -2,6 +2,8 @@
 //! caller's memory is written and compared, ids are copied for kernels or moved to where a caller counts from, and what
 //! dispatches deliver to each local expert is added up.
 
+use crate::backend::check_header;
+use crate::backend::cuda::driver;
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::group_context::GroupContext;
 use crate::backend::cuda::kernels::{self, LaunchShape, to_u32};
@@ -12,7 +14,7 @@ use crate::backend::cuda::params::common::{
 use crate::error::Result;
 use crate::model::handle_state::{COMPARED_WORDS, HEADER_WORDS, ROWS_WORD, with_layout};
 use crate::model::layout::Layout;
-use crate::model::ops::{IntWidth, Numbers};
+use crate::model::ops::{IntWidth, Numbers, Stream};
 use crate::model::tensor::DevPtr;
 use std::ptr::null;
 
@@ -44,6 +46,12 @@ impl GivenHeader {
     /// Enqueues that it is written, behind `op`, which has filled the block; `rows` is its number of rows, or NULL.
     pub(super) fn write(&self, context: &GroupContext, op: KernelOp, rows: *const u32, at: &StreamScope) -> Result<()> {
         self.launch(context, HandleHeaderParams { writes: 1, rows, ..self.params(context, op) }, at)
+    }
+
+    /// HT: its number of rows when `stream` comes there, if the block has such a header. Waits for the stream.
+    pub(super) fn rows(&self, stream: Stream) -> Result<Option<u32>> {
+        let words = driver::download_words(HEADER_WORDS, self.block, stream)?;
+        Ok(check_header(&words, &self.words).ok().and_then(|()| words.get(ROWS_WORD).copied()))
     }
 
     fn params(&self, context: &GroupContext, op: KernelOp) -> HandleHeaderParams {

@@ -149,3 +149,10 @@ pub fn download(to: &mut [u8], from: DevPtr, stream: Stream) -> Result<()> {
     unsafe { call!(cuMemcpyDtoHAsync_v2(to.as_mut_ptr().cast(), from.0 as u64, to.len(), raw_stream(stream)))? };
     synchronize_stream(stream)
 }
+
+/// The same for `count` words from there.
+pub fn download_words(count: usize, from: DevPtr, stream: Stream) -> Result<Vec<u32>> {
+    let mut bytes = vec![0; count * size_of::<u32>()];
+    download(&mut bytes, from, stream)?;
+    Ok(bytes.chunks_exact(size_of::<u32>()).map(|it| u32::from_ne_bytes(it.try_into().unwrap_or_default())).collect())
+}

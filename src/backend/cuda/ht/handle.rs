@@ -1,6 +1,7 @@
 //! An HT handle on one node, and its operations.
 
 use crate::backend::cuda::auxiliary::GivenHeader;
+use crate::backend::cuda::driver;
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory, HostPage};
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::group_context::GroupContext;
@@ -13,7 +14,7 @@ use crate::backend::cuda::ht::shared::{
 use crate::backend::cuda::kernels::{self, Kernel, LaunchShape, to_u32};
 use crate::backend::cuda::params::common::KernelOp;
 use crate::backend::cuda::params::ht::{
-    HtCount, HtDispatchParams, HtEntry, HtHandleMemory, HtScaledDispatchParams, HtTold,
+    HT_DISAGREED, HtCount, HtDispatchParams, HtEntry, HtHandleMemory, HtScaledDispatchParams, HtTold,
 };
 use crate::backend::cuda::params::ht_kept::{
     HtZones, HtZonesCombineParams, HtZonesDispatchParams, HtZonesScaledDispatchParams,
@@ -248,6 +249,21 @@ impl HtBackend for CudaHt {
             let rows = self.received()?;
             Ok(if self.routing.form.zones.is_none() { rows } else { rows.and_then(|_| slots()) }.map(|it| it as usize))
         })
+    }
+
+    fn num_recv_tokens_there(&self, stream: Stream) -> Result<Option<usize>> {
+        let Some(header) = &self.header else { return self.num_recv_tokens(Duration::MAX) };
+        let _at = self.group.enter(stream)?;
+        let rows = header.rows(stream)?.filter(|rows| rows & HT_DISAGREED == 0);
+        let slots = |zones: HtZones| {
+            let end = zones.begins.wrapping_add(zones.experts as usize);
+            driver::download_words(1, DevPtr(end as usize), stream).map(|words| words.first().copied())
+        };
+        let rows = match (rows, self.zones()?) {
+            (Some(_), Some(zones)) => slots(zones)?,
+            (rows, _) => rows,
+        };
+        Ok(rows.map(|it| it as usize))
     }
 }
 

@@ -17,7 +17,7 @@ use crate::model::handle_state::GivenBlock;
 use crate::model::ops::{HtCombine, HtDispatch, Routing, Stream, Zones};
 use crate::model::scales::WireRow;
 use crate::model::tensor::DevPtr;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 /// An HT handle: the routing at the time when the handle was made.
@@ -53,6 +53,14 @@ impl HostHt {
             (None, None) => return Err(Error::internal("a handle without a map")),
         };
         Ok(Routed { shared: Arc::clone(&self.shared), routing, map })
+    }
+
+    /// The rows of `map` that come here, or their slots.
+    fn rows_of(&self, map: &HtMap) -> usize {
+        match self.routing.form.zones {
+            None => map.received(),
+            Some(_) => map.zones.total(),
+        }
     }
 
     fn enqueue(
@@ -141,10 +149,23 @@ impl HtBackend for HostHt {
 
     fn num_recv_tokens(&self, _within: Duration) -> Result<Option<usize>> {
         let map = self.map.as_ref().ok_or_else(opened_again)?;
-        Ok(Some(match self.routing.form.zones {
-            None => map.received(),
-            Some(_) => map.zones.total(),
-        }))
+        Ok(Some(self.rows_of(map)))
+    }
+
+    fn num_recv_tokens_there(&self, stream: Stream) -> Result<Option<usize>> {
+        if self.given.is_none() {
+            return self.num_recv_tokens(Duration::MAX);
+        }
+        let (tell, hear) = mpsc::channel();
+        let handle = self.clone();
+        let look = move || {
+            // If nobody listens any more, nobody needs it.
+            let _ = tell.send(handle.routed().map(|it| handle.rows_of(&it.map)).ok());
+            Ok(())
+        };
+        self.shared.enqueue(Operation::HtDispatch, stream, look, || ())?;
+        // After a failure nothing runs.
+        Ok(hear.recv().ok().flatten())
     }
 }
 

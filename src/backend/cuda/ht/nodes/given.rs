@@ -97,10 +97,7 @@ impl GivenHt {
         if at.is_captured() {
             return Err(Error::usage(Subject::Stream, InSequence::NoCaptureOfRouting));
         }
-        let mut bytes = vec![0; words(&self.rails) * WORD];
-        driver::download(&mut bytes, self.block.0, stream)?;
-        let words: Vec<u32> =
-            bytes.chunks_exact(WORD).map(|it| u32::from_ne_bytes(it.try_into().unwrap_or_default())).collect();
+        let words = driver::download_words(words(&self.rails), self.block.0, stream)?;
         self.handle(&words).inspect_err(|error| self.rails.network.fail(error))
     }
 
@@ -155,5 +152,9 @@ impl HtBackend for GivenHt {
 
     fn num_recv_tokens(&self, _within: Duration) -> Result<Option<usize>> {
         self.received.ok_or_else(opened_again).map(Some)
+    }
+
+    fn num_recv_tokens_there(&self, stream: Stream) -> Result<Option<usize>> {
+        self.open(stream)?.num_recv_tokens(Duration::MAX)
     }
 }

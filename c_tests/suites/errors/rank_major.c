@@ -84,8 +84,7 @@ typedef struct {
     void *ids, *weights;  // [R, kRoom, K]
 } ViewSession;
 
-static void dispatch_into_view(void* context) {
-    const ViewSession* view = context;
+static ncclResult_t try_into_view(const ViewSession* view) {
     CallTensors tensors;
     valid_tensors(&view->session, kRankMajor, &tensors);
     for (unsigned i = 0; i < tensors.lists[kOutputs].count; ++i) {
@@ -96,8 +95,10 @@ static void dispatch_into_view(void* context) {
                            : tag == NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS ? view->weights
                                                                     : NULL;
     }
-    EP_CHECK_NCCL(make_call(&view->session, kRankMajor, &tensors, 0));
+    return make_call(&view->session, kRankMajor, &tensors, 0);
 }
+
+static void dispatch_into_view(void* context) { EP_CHECK_NCCL(try_into_view(context)); }
 
 // Places of views are taken by turns, also by captures: one rank calls where the others replay.
 EP_TEST(rank_major_views_in_other_places) {
@@ -106,6 +107,11 @@ EP_TEST(rank_major_views_in_other_places) {
     ViewSession view = {open_ll_session(env), ep_device_alloc(entries * sizeof(int64_t)),
                         ep_device_alloc(entries * sizeof(float))};
     reopen_with_room(&view.session);
+    EP_REQUIRE(ep_begin_capture(env->stream));
+    EP_MISUSED("dispatch-view-captured", try_into_view(&view),
+               "ncclEpDispatch: stream: must not be captured into a graph by the group's first dispatch into a view, "
+               "which makes their memory");
+    EP_REQUIRE_CUDA(cudaGraphDestroy(ep_end_capture(env->stream)));
     dispatch_into_view(&view);
     EpCaptured captured = ep_capture(env->stream, dispatch_into_view, &view);
     ep_sync(env);

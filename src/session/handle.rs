@@ -129,6 +129,8 @@ impl Handle {
                 routed.backend.abandon(&sent.op, sent.slot);
                 self.group.end_staged(sent.slot);
             }
+            // Nothing starts any more, also where another thread is about to.
+            handle.routed = None;
         }
     }
 

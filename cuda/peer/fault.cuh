@@ -61,8 +61,8 @@ __device__ __forceinline__ bool has_failed(const WaitParams& wait) {
 
 constexpr uint32_t kOwnFailure = 0xffffffffu;
 
-// What is known of a failure of the group, which other threads may see earlier or later. Zero if nothing, kOwnFailure, or 1 + the peer that
-// has reported its own.
+// What is known of a failure of the group, which other threads may see earlier or later. Zero if nothing, kOwnFailure,
+// or 1 + the peer that has reported its own.
 __device__ __forceinline__ uint32_t known_failure(const WaitParams& wait) {
     const uint32_t own = ld_relaxed_gpu(wait.failed);
     const uint32_t peer = ld_relaxed_sys(wait.peer_failed);

@@ -154,7 +154,7 @@ pub trait HtBackend: Send + Sync {
     fn num_recv_tokens(&self, within: Duration) -> Result<Option<usize>>;
     /// The same of the routing that lies in the handle's block when `stream` comes there, which need not be its own: a
     /// caller may have put another one there. `None` if that is no routing of such a handle, as an operation will find.
-    fn num_recv_tokens_there(&self, _stream: Stream) -> Result<Option<usize>> {
+    fn num_recv_tokens_in_block(&self, _stream: Stream) -> Result<Option<usize>> {
         self.num_recv_tokens(Duration::MAX)
     }
 }

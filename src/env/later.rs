@@ -51,7 +51,7 @@ const OTHERS: [&str; 14] = [
     "JIT_",
     "PREPROCESS_NUM_SMS",
     "SHUFFLE_SMS",
-    // Rows per chunk; the core has not the whole word, which an interface has for itself.
+    // How many go in a chunk. The rest of the name is a word of the interfaces (tests/abi_words.rs).
     "TOKEN",
 ];
 

@@ -373,10 +373,10 @@ impl Handle {
 
     /// The same of what lies in a caller's memory when `stream` comes there; none if that is no routing of this handle's
     /// tokens, or if nothing has run on it yet.
-    pub fn rows_there(&self, stream: Stream) -> Result<Option<usize>> {
+    pub fn rows_in_memory(&self, stream: Stream) -> Result<Option<usize>> {
         match (&self.given, &self.mode) {
             (Some(_), ByMode::Ht((_, handle))) => match &*handle.read() {
-                Some(routed) => routed.backend.num_recv_tokens_there(stream),
+                Some(routed) => routed.backend.num_recv_tokens_in_block(stream),
                 None => Ok(None),
             },
             _ => self.expected_rows(Duration::MAX),

@@ -4,7 +4,7 @@
 use crate::enums::ncclEpExpertIdKind_t;
 use crate::objects::{Handle, Layout, on_handle};
 use crate::read::{self, is_backward, known, number};
-use crate::received::{Received, check_emptiness, check_rows, scales_with_room};
+use crate::received::{Received, Room, check_emptiness};
 use crate::recipe::{Recipe, Scales};
 use crate::routing;
 use crate::tensor::{self, absent, first, rows};
@@ -226,8 +226,9 @@ impl Dispatch {
                 Received::read(&handle.group, &self.outputs)?,
             )
         };
-        out.check_rows(handle, stream)?;
-        let out_scales = scales_with_room(handle, &mut out.tokens, scales, stream)?;
+        let room = Room::of(handle, stream)?;
+        out.check(room)?;
+        let out_scales = room.of_scales(scales, &mut out.tokens)?;
         let tensors = DispatchTensors {
             weights: Some(&weights),
             out_ids: Some(&out.ids),
@@ -258,10 +259,10 @@ impl Dispatch {
             Some(info) => unsafe { routing::counters(&handle.group, info, Some(handle.layout)) }?,
             None => RoutingCounters::default(),
         };
-        let all = &mut [("outputs.tokens", &mut out), ("outputs.topk_weights", &mut out_weights)];
-        check_rows(handle, stream, all)?;
+        let room = Room::of(handle, stream)?;
+        room.check(&mut [("outputs.tokens", &mut out), ("outputs.topk_weights", &mut out_weights)])?;
         check_emptiness(rows(&out), rows(&out_weights))?;
-        let out_scales = scales_with_room(handle, &mut out, scales, stream)?;
+        let out_scales = room.of_scales(scales, &mut out)?;
         let tensors = DispatchTensors {
             weights: Some(&weights),
             out_weights: Some(&out_weights),
@@ -286,8 +287,9 @@ impl Dispatch {
                 tensor::required(&handle.group, "outputs.tokens", outputs.tokens)?,
             )
         };
-        check_rows(handle, stream, &mut [("outputs.tokens", &mut out)])?;
-        let out_scales = scales_with_room(handle, &mut out, scales, stream)?;
+        let room = Room::of(handle, stream)?;
+        room.check(&mut [("outputs.tokens", &mut out)])?;
+        let out_scales = room.of_scales(scales, &mut out)?;
         let tensors = scales.of_rows(&tokens, &out, out_scales.as_ref());
         handle.core.dispatch(&tensors, false, stream).map(drop)
     }

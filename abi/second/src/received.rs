@@ -36,14 +36,14 @@ impl Received {
         }
     }
 
-    /// As [`check_rows`], for all of them.
-    pub fn check_rows(&mut self, handle: &Handle, stream: Stream) -> Result<()> {
+    /// As [`Room::check`], for all of them.
+    pub fn check(&mut self, room: Room) -> Result<()> {
         let all = &mut [
             ("outputs.tokens", &mut self.tokens),
             ("outputs.topk_weights", &mut self.weights),
             ("outputs.topk_idx", &mut self.ids),
         ];
-        check_rows(handle, stream, all)?;
+        room.check(all)?;
         check_emptiness(rows(&self.tokens), rows(&self.weights))?;
         check_emptiness(rows(&self.ids), rows(&self.weights))
     }
@@ -58,48 +58,57 @@ pub fn check_emptiness(rows: usize, weights: usize) -> Result<()> {
     Err(refuse::argument("outputs.topk_weights.sizes[0]", rule).got(weights, "all of them empty, or none"))
 }
 
-/// Refuses HT tensors without room for the group's bound of rows, or for those that come, and leaves what is beyond the
-/// bound alone.
-pub fn check_rows(handle: &Handle, stream: Stream, all: &mut [(&str, &mut Tensor)]) -> Result<()> {
-    let group = &handle.group;
-    let (least, what) = match group.kept.recv_rows {
-        Some(bound) => (bound, "the group's max_recv_tokens_per_rank"),
-        None => {
-            if group.session.device().is_captured(stream)? {
-                let text = "stream: must not be captured in a group without max_recv_tokens_per_rank";
-                return Err(Error::new(Code::InvalidUsage, text));
-            }
-            // Where it is not known the operation finds out.
-            let rows = handle.core.rows_there(stream)?.unwrap_or(0);
-            (rows, "all rows that this rank receives")
-        }
-    };
-    for (name, tensor) in all {
-        if rows(tensor) < least {
-            let rule = format_args!("must have room for {what}");
-            return Err(refuse::argument(format_args!("{name}.sizes[0]"), rule)
-                .got(rows(tensor), format_args!("{least} or more")));
-        }
-        if group.kept.recv_rows.is_some() {
-            **tensor = first(tensor, least);
-        }
-    }
-    Ok(())
+/// The rows that HT tensors must have room for.
+#[derive(Clone, Copy)]
+pub struct Room {
+    least: usize,
+    /// Whether that is the group's bound, else those that come.
+    is_bound: bool,
 }
 
-/// The scales of received rows in HT, as [`check_rows`], whose `tokens` have passed that. Without a bound either may be
-/// longer than the other: the core gets as many rows of both.
-pub fn scales_with_room(
-    handle: &Handle,
-    tokens: &mut Tensor,
-    scales: &Scales,
-    stream: Stream,
-) -> Result<Option<Tensor>> {
-    let mut out = scales.out;
-    if let Some(out) = &mut out {
-        check_rows(handle, stream, &mut [("outputs.scales", out)])?;
-        let both = rows(tokens).min(rows(out));
-        (*tokens, *out) = (first(tokens, both), first(out, both));
+impl Room {
+    /// Of a dispatch on `handle`. Waits in a group without a bound.
+    pub fn of(handle: &Handle, stream: Stream) -> Result<Self> {
+        let group = &handle.group;
+        if let Some(least) = group.kept.recv_rows {
+            return Ok(Self { least, is_bound: true });
+        }
+        if group.session.device().is_captured(stream)? {
+            let text = "stream: must not be captured in a group without max_recv_tokens_per_rank";
+            return Err(Error::new(Code::InvalidUsage, text));
+        }
+        // Where it is not known the operation finds out.
+        let least = handle.core.rows_in_memory(stream)?.unwrap_or(0);
+        Ok(Self { least, is_bound: false })
     }
-    Ok(out)
+
+    /// Refuses tensors without it, and leaves what is beyond the bound alone.
+    pub fn check(self, all: &mut [(&str, &mut Tensor)]) -> Result<()> {
+        let Self { least, is_bound } = self;
+        for (name, tensor) in all {
+            if rows(tensor) < least {
+                let what =
+                    if is_bound { "the group's max_recv_tokens_per_rank" } else { "all rows that this rank receives" };
+                let rule = format_args!("must have room for {what}");
+                return Err(refuse::argument(format_args!("{name}.sizes[0]"), rule)
+                    .got(rows(tensor), format_args!("{least} or more")));
+            }
+            if is_bound {
+                **tensor = first(tensor, least);
+            }
+        }
+        Ok(())
+    }
+
+    /// The same for the scales of rows whose `tokens` have passed that. Without a bound either may be longer than the
+    /// other: the core gets as many rows of both.
+    pub fn of_scales(self, scales: &Scales, tokens: &mut Tensor) -> Result<Option<Tensor>> {
+        let mut out = scales.out;
+        if let Some(out) = &mut out {
+            self.check(&mut [("outputs.scales", out)])?;
+            let both = rows(tokens).min(rows(out));
+            (*tokens, *out) = (first(tokens, both), first(out, both));
+        }
+        Ok(out)
+    }
 }

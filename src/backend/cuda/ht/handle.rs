@@ -251,7 +251,7 @@ impl HtBackend for CudaHt {
         })
     }
 
-    fn num_recv_tokens_there(&self, stream: Stream) -> Result<Option<usize>> {
+    fn num_recv_tokens_in_block(&self, stream: Stream) -> Result<Option<usize>> {
         let Some(header) = &self.header else { return self.num_recv_tokens(Duration::MAX) };
         let _at = self.group.enter(stream)?;
         let rows = header.rows(stream)?.filter(|rows| rows & HT_DISAGREED == 0);

@@ -152,7 +152,7 @@ impl HtBackend for HostHt {
         Ok(Some(self.rows_of(map)))
     }
 
-    fn num_recv_tokens_there(&self, stream: Stream) -> Result<Option<usize>> {
+    fn num_recv_tokens_in_block(&self, stream: Stream) -> Result<Option<usize>> {
         if self.given.is_none() {
             return self.num_recv_tokens(Duration::MAX);
         }

@@ -154,7 +154,7 @@ impl HtBackend for GivenHt {
         self.received.ok_or_else(opened_again).map(Some)
     }
 
-    fn num_recv_tokens_there(&self, stream: Stream) -> Result<Option<usize>> {
+    fn num_recv_tokens_in_block(&self, stream: Stream) -> Result<Option<usize>> {
         self.open(stream)?.num_recv_tokens(Duration::MAX)
     }
 }

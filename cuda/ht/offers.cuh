@@ -161,7 +161,7 @@ __device__ inline void hear_offer(const HtCommon& common, const HtMapped& mapped
 
 // One thread begins: reads what all need.
 __device__ inline void begin_offers(const HtCommon& common, const HtMapped& mapped, Agreed& agreed) {
-    agreed.epoch = ld_relaxed_gpu(&mapped.state->epoch) + 1;
+    agreed.epoch = epoch_after(ld_relaxed_gpu(&mapped.state->epoch));
     agreed.failure = known_failure(common.wait);
     agreed.total = common.handle.begins[common.peers.ranks];
     agreed.is_mapped = mapped.way;

@@ -339,7 +339,7 @@ __device__ void run(const HtRouteParams& params) {
     const Block block = {params, shared};
     const bool counts = blockIdx.x != gridDim.x - 1;
     if (threadIdx.x == 0) {
-        shared.epoch = ld_relaxed_gpu(params.epochs) + 1;
+        shared.epoch = epoch_after(ld_relaxed_gpu(params.epochs));
         shared.part = counts ? inc_relaxed_gpu(params.tally + 1, gridDim.x - 2) : 0;
     }
     for (uint32_t i = threadIdx.x; i < MAX_PEERS; i += HT_ROUTE_THREADS) {

@@ -38,11 +38,6 @@
 
 namespace nccl_ep {
 
-// The epoch after `epoch`. Skips 0, the state of fresh memory, and keeps odd and even in turn.
-__device__ __forceinline__ uint32_t epoch_after(uint32_t epoch) {
-    return epoch == 0xffffffffu ? 2 : epoch + 1;
-}
-
 // The epoch that the next operation of a channel takes.
 __device__ __forceinline__ uint32_t next_epoch(const LlChannelState& channel) {
     return epoch_after(ld_relaxed_gpu(&channel.epoch));

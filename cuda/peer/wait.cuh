@@ -25,6 +25,11 @@ __device__ __forceinline__ uint32_t packet_data(uint64_t packet) {
     return static_cast<uint32_t>(packet);
 }
 
+// The epoch after `epoch`. Skips 0, the state of fresh memory, and keeps odd and even in turn.
+__device__ __forceinline__ uint32_t epoch_after(uint32_t epoch) {
+    return epoch == 0xffffffffu ? 2 : epoch + 1;
+}
+
 // Whether a running number is `expected` or a later one, also across the wrap.
 __device__ __forceinline__ bool is_or_follows(uint32_t number, uint32_t expected) {
     return static_cast<int32_t>(number - expected) >= 0;

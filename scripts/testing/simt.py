@@ -63,7 +63,7 @@ _RUNS = (
     _Run("test_ht/behind_a_failure", "test_ht behind_a_failure", 3, 4),
     _Run("test_errors/ht", "test_errors ht_", 3, 2),
     _Run("test_errors/ll_different_calls", "test_errors ll_different_calls", 3, 2),
-    _Run("test_errors/ll_rank_that_stops", "test_errors ll_rank_that_stops", 3, 2),
+    _Run("test_errors/ll_rank_that_stops", "test_errors ll_rank_that_stops ll_group_behind", 3, 2),
     _Run("test_lifecycle/cannot_map", "test_lifecycle one_rank_cannot_map", 3, 2),
     _Run("test_lifecycle/threads", "test_lifecycle two_threads_make", 2, 2),
     _Run("test_staged", "test_staged", 2, 2, _IN_ORDER),

@@ -88,6 +88,12 @@ impl Bootstrap {
         if let Some(lost) = self.lost() {
             return Err(lost);
         }
+        // The others wait for this rank's part from now on: without it no exchange can follow.
+        self.gathered(mine, stream).map_err(|error| self.lost.get_or_init(|| error).clone())
+    }
+
+    /// The same, of which any error is the last exchange's.
+    fn gathered(&self, mine: &[u8], stream: Stream) -> Result<Vec<Vec<u8>>> {
         let start = Instant::now();
         let mut kept = self.buffer.lock();
         let exchange = self.exchanges.fetch_add(1, Ordering::Relaxed) + 1;
@@ -100,18 +106,14 @@ impl Bootstrap {
         self.device.upload(own, &sealed)?;
         let _under_way = self.device.begin();
         let waited = match self.enqueue(own, gathered, sealed.len(), stream)? {
-            Some(exchange) => self.watch(stream).inspect(|()| exchange.end()),
+            Some(exchange) => self.watch(|| exchange.has_run(stream)).inspect(|()| exchange.end()),
             None => Err(Waited::TooLong(self.missed(", which NCCL is still connecting"))),
         };
         let mut bytes = vec![0; total];
         match &waited {
             // The other ranks have this rank's contribution and continue with it.
-            Ok(()) => {
-                self.device.download(&mut bytes, gathered).map_err(|error| self.lost.get_or_init(|| error).clone())?
-            }
-            Err(Waited::TooLong(error)) => {
-                return Err(self.lost.get_or_init(|| error.clone()).clone());
-            }
+            Ok(()) => self.device.download(&mut bytes, gathered)?,
+            Err(Waited::TooLong(error)) => return Err(error.clone()),
             // The received bytes are only a hint, and the memory may be out of reach.
             Err(Waited::Broken(_)) => drop(self.device.download(&mut bytes, gathered)),
         }
@@ -119,8 +121,7 @@ impl Bootstrap {
         let payloads: Vec<_> = records.map(|record| unsealed(exchange, record)).collect();
         let cause = waited.err().and_then(Waited::cause);
         if cause.is_some() || payloads.contains(&None) {
-            let error = self.gave_up(&self.missing(&payloads), start, cause);
-            return Err(self.lost.get_or_init(|| error).clone());
+            return Err(self.gave_up(&self.missing(&payloads), start, cause));
         }
         *kept = Some(buffer);
         Ok(payloads.into_iter().flatten().map(<[u8]>::to_vec).collect())
@@ -220,18 +221,24 @@ impl Bootstrap {
         waited
     }
 
+    /// Runs `wait`, a part of the call that is told how long it may wait: not to the deadline, so that ranks can still
+    /// tell each other why it failed.
+    pub fn within_most<T>(&self, wait: impl FnOnce(Duration) -> T) -> T {
+        self.within_deadline(|left| wait(left * 3 / 4))
+    }
+
     /// Waits until everything enqueued on `stream` has run.
     pub fn wait(&self, stream: Stream) -> Result<()> {
-        self.watch(stream).map_err(|waited| match waited {
+        self.watch(|| self.device.is_idle(stream)).map_err(|waited| match waited {
             Waited::TooLong(error) | Waited::Broken(error) => error,
         })
     }
 
-    fn watch(&self, stream: Stream) -> std::result::Result<(), Waited> {
+    fn watch(&self, is_over: impl Fn() -> Result<bool>) -> std::result::Result<(), Waited> {
         self.within_deadline(|left| {
             let start = Instant::now();
             let mut pause = Duration::from_micros(10);
-            while !self.device.is_idle(stream).map_err(Waited::Broken)? {
+            while !is_over().map_err(Waited::Broken)? {
                 if start.elapsed() > left {
                     return Err(Waited::TooLong(self.missed("")));
                 }
@@ -267,6 +274,11 @@ struct Exchange {
 }
 
 impl Exchange {
+    /// Whether it has run; without a mark, whether all on its `stream` has.
+    fn has_run(&self, stream: Stream) -> Result<bool> {
+        self.mark.as_ref().map_or_else(|| self.device.is_idle(stream), |mark| mark.is_over())
+    }
+
     fn end(mut self) {
         self.is_over = true;
     }

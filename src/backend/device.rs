@@ -1,11 +1,12 @@
 //! What the library asks of the device that a group runs on.
 
 use crate::backend::quiescence::{Attempt, UnderWay, Works};
-use crate::error::{Error, Result};
+use crate::error::{Code, Error, Result};
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
 use std::any::Any;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 pub trait Memory: Send + Sync {
     /// Allocates `bytes`; zero bytes may give NULL.
@@ -41,6 +42,19 @@ pub trait StreamMark: Send {
     fn record(&mut self, stream: Stream) -> Result<bool>;
     /// Whether what was marked has run; also if it has ended in an error.
     fn is_over(&self) -> Result<bool>;
+}
+
+/// Ends a wait for a group's last operations. They have a deadline of their own once they run; so twice the `timeout` is
+/// for what is before them on their stream, and once if that may be an exchange which `is_hung`.
+pub fn check_patience(waited: Duration, timeout: Duration, is_hung: impl FnOnce() -> bool) -> Result<()> {
+    let text = if waited > timeout && is_hung() {
+        "its operations are behind an exchange that a lost rank never joined".to_owned()
+    } else if waited > 2 * timeout {
+        format!("its operations have not ended within {} ms", waited.as_millis())
+    } else {
+        return Ok(());
+    };
+    Err(Error::new(Code::RemoteError, text))
 }
 
 /// Whether what is before `mark` may still be on the device.

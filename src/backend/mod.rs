@@ -74,10 +74,16 @@ pub trait GroupBackend: Send + Sync {
 }
 
 pub trait LlGroupBackend: Send + Sync {
-    /// Creates a handle whose block is in `home`, a caller's memory on one node only; local, and enqueues no work. There
-    /// the block of an equal handle serves combines before this one dispatches. A block of the library's that a graph uses
+    /// Creates a handle whose block is in `home`, a caller's memory on one node only; local, and enqueues no work.
+    /// `routing` is an error on a rank that refused its arguments, and that rank gets it back. Over several nodes the
+    /// ranks that forward for it learn of that from the handle's first use. In a caller's memory the block of an equal handle serves combines before this one dispatches. A block of the library's that a graph uses
     /// serves no handle but those made on a stream while that graph is captured there.
-    fn open_handle(self: Arc<Self>, routing: Routing, home: HandleHome, stream: Stream) -> Result<Box<dyn LlBackend>>;
+    fn open_handle(
+        self: Arc<Self>,
+        routing: Result<Routing>,
+        home: HandleHome,
+        stream: Stream,
+    ) -> Result<Box<dyn LlBackend>>;
 }
 
 pub trait HtGroupBackend: Send + Sync {

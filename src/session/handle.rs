@@ -162,19 +162,25 @@ impl Handle {
                     handle.view = op.view;
                     Ok(())
                 };
-                if !op.out.is_null() {
-                    return start(&mut handle, op).map(|()| None);
+                let out = if op.out.is_null() {
+                    let (view, out) = self.group.fill_view(stream, |bank| {
+                        let view = || routed(&handle.routed)?.backend.view(&op, staged, bank);
+                        let out = self.group.view_at(view, stream)?;
+                        start(&mut handle, LlDispatch { out, view: Some(bank), ..op })?;
+                        Ok(out)
+                    })?;
+                    if let Some(sent) = &mut handle.staged {
+                        sent.view = Some(view);
+                    }
+                    Some(out)
+                } else {
+                    start(&mut handle, op).map(|()| None)?
+                };
+                if !staged {
+                    // Behind what is kept of the operation, which runs even if this fails.
+                    self.count(&*routed(&handle.routed)?.backend, &LlOp::Dispatch(op), stream)?;
                 }
-                let (view, out) = self.group.fill_view(stream, |bank| {
-                    let view = || routed(&handle.routed)?.backend.view(&op, staged, bank);
-                    let out = self.group.view_at(view, stream)?;
-                    start(&mut handle, LlDispatch { out, view: Some(bank), ..op })?;
-                    Ok(out)
-                })?;
-                if let Some(sent) = &mut handle.staged {
-                    sent.view = Some(view);
-                }
-                Ok(Some(out))
+                Ok(out)
             }
             ByMode::Ht(ht) => self.with_ht(ht, (Role::TokensIn, tensors.tokens), |routed| {
                 let mut op = ht::dispatch(facts, &routed.routing, tensors)?;
@@ -301,8 +307,7 @@ impl Handle {
             checks.ll(routing, op, staged, stream);
         }
         if !staged {
-            backend.run(op, stream)?;
-            return self.count(&**backend, op, stream);
+            return backend.run(op, stream);
         }
         let send = |slot| backend.send(op, slot, stream);
         handle.staged = Some(Sent { op: *op, slot: self.group.send_staged(send)?, view: None });
@@ -310,7 +315,6 @@ impl Handle {
     }
 
     /// Adds what LL operation `op` has delivered to the group's totals, if it counts by expert.
-    #[inline]
     fn count(&self, backend: &dyn LlBackend, op: &LlOp, stream: Stream) -> Result<()> {
         match (self.group.totals(), op.rows_of_experts()) {
             (Some(totals), Some(counts)) => backend.add_counts(counts, totals, stream),

@@ -45,7 +45,7 @@ impl<B: ?Sized> Routed<B> {
     }
 }
 
-/// Routes by `tensors` in low latency; local.
+/// Routes by `tensors` in low latency; local. A rank that refuses its tensors tells its backend, too.
 pub(super) fn ll(
     group: &Group,
     backend: &Arc<dyn LlGroupBackend>,
@@ -53,8 +53,9 @@ pub(super) fn ll(
     own: Own<'_>,
     stream: Stream,
 ) -> Result<Routed<dyn LlBackend>> {
-    let (routing, _) = checked(group, tensors, own)?;
-    Ok(Routed::new(routing, Arc::clone(backend).open_handle(routing, own.home(), stream)?))
+    let routing = checked(group, tensors, own).map(|(routing, _)| routing);
+    let backend = Arc::clone(backend).open_handle(routing.clone(), own.home(), stream)?;
+    Ok(Routed::new(routing?, backend))
 }
 
 /// Routes by `tensors` in high throughput; collective. A rank that refuses its tensors takes part, too.

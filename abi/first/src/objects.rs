@@ -31,7 +31,7 @@ impl Group {
             Self { session: Arc::new(session), allocator: Arc::clone(&allocator), reported: AtomicBool::new(false) };
         let mut freeing = FREEING.lock();
         let number = GROUPS.insert(Arc::new(group));
-        freeing.note(number, allocator.free_fn(), &allocator);
+        freeing.note(number, allocator.frees_by(), &allocator);
         number
     }
 

@@ -49,9 +49,9 @@ impl Allocator {
         check("free_fn", code)
     }
 
-    /// The address of the caller's free function; `None` if the device frees.
-    pub fn free_fn(&self) -> Option<usize> {
-        self.free.map(|free| free as usize)
+    /// How it frees.
+    pub fn frees_by(&self) -> FreesBy {
+        (self.free.map(|free| free as usize), self.device.context_number())
     }
 }
 
@@ -62,25 +62,38 @@ fn check(name: &str, code: cudaError_t) -> Result<()> {
     }
 }
 
-/// Allocators for descriptors made by hand that are destroyed with a dead group. Has an entry per
-/// change of the free function, not per group.
-pub struct Freeing<A>(Vec<(usize, Option<usize>, Arc<A>)>);
+/// How a group frees: the address of the caller's function, if there is one, and the number of its device's context.
+pub type FreesBy = (Option<usize>, u64);
+
+/// Allocators for descriptors made by hand that are destroyed with a dead group: one for each way to free, and an entry
+/// for each change of the way, not for each group.
+pub struct Freeing<A> {
+    ways: Vec<(FreesBy, Arc<A>)>,
+    /// From which group on, and the number of the way.
+    changes: Vec<(usize, usize)>,
+}
 
 impl<A> Freeing<A> {
     /// Knows no group.
-    pub const EMPTY: Self = Self(Vec::new());
+    pub const EMPTY: Self = Self { ways: Vec::new(), changes: Vec::new() };
 
-    /// Records that group `number`, larger than all before, frees by `allocator` through the function `free`.
-    pub fn note(&mut self, number: usize, free: Option<usize>, allocator: &Arc<A>) {
-        if self.0.last().is_none_or(|(_, last, _)| *last != free) {
-            self.0.push((number, free, Arc::clone(allocator)));
+    /// Records that group `number`, larger than all before, frees in this way, by `allocator`.
+    pub fn note(&mut self, number: usize, way: FreesBy, allocator: &Arc<A>) {
+        let known = self.ways.iter().position(|(it, _)| *it == way);
+        let index = known.unwrap_or(self.ways.len());
+        if known.is_none() {
+            self.ways.push((way, Arc::clone(allocator)));
+        }
+        if self.changes.last().is_none_or(|(_, last)| *last != index) {
+            self.changes.push((number, index));
         }
     }
 
     /// The allocator of group `number`, which must have been recorded.
     pub fn find(&self, number: usize) -> Option<Arc<A>> {
-        let later = self.0.partition_point(|(first, ..)| *first <= number);
-        self.0.get(later.checked_sub(1)?).map(|(.., allocator)| Arc::clone(allocator))
+        let later = self.changes.partition_point(|(first, _)| *first <= number);
+        let (_, way) = self.changes.get(later.checked_sub(1)?)?;
+        self.ways.get(*way).map(|(_, allocator)| Arc::clone(allocator))
     }
 }
 
@@ -111,20 +124,20 @@ mod tests {
     #[test]
     fn groups_that_free_alike_cost_nothing() {
         let mut freeing = Freeing::EMPTY;
-        let mut note = |numbers: std::ops::Range<usize>, free_fn| {
+        let mut note = |numbers: std::ops::Range<usize>, way: FreesBy| {
             for number in numbers {
-                freeing.note(number, free_fn, &Arc::new(free_fn));
+                freeing.note(number, way, &Arc::new(way));
             }
         };
-        note(10..1000, None);
-        note(1000..2000, Some(7));
-        note(2000..2001, Some(8));
-        note(2001..3000, None);
-        let found = |number| freeing.find(number).map(|free_fn| *free_fn);
-        assert_eq!(freeing.0.len(), 4);
+        note(10..1000, (None, 0));
+        note(1000..2000, (Some(7), 0));
+        note(2000..2001, (None, 1));
+        note(2001..3000, (None, 0));
+        let found = |number| freeing.find(number).map(|way| *way);
+        assert_eq!((freeing.ways.len(), freeing.changes.len()), (3, 4));
         assert_eq!(found(9), None);
-        assert_eq!((found(10), found(999)), (Some(None), Some(None)));
-        assert_eq!((found(1000), found(1999)), (Some(Some(7)), Some(Some(7))));
-        assert_eq!((found(2000), found(2500)), (Some(Some(8)), Some(None)));
+        assert_eq!((found(10), found(999)), (Some((None, 0)), Some((None, 0))));
+        assert_eq!((found(1000), found(1999)), (Some((Some(7), 0)), Some((Some(7), 0))));
+        assert_eq!((found(2000), found(2500)), (Some((None, 1)), Some((None, 0))));
     }
 }

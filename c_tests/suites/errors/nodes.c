@@ -1,16 +1,13 @@
 // Ranks of several nodes that do not do the same. A rank or a whole node calls something else than the others, whose
 // messages may have the same sizes. Every rank gets an error within the deadline and a second, and a new group works.
 // So it is where a stream does not come to what ranks tell each other, after twice the deadline.
-#define _GNU_SOURCE  // setenv
 #include "harness/nodes.h"
-
-#include <stdatomic.h>
-#include <unistd.h>
 
 #include "suites/errors/errors.h"
 
 // A group over nodes, and an operation on it, take their time where ranks share a processor.
 enum { kTimeoutMs = 4 * kShortTimeoutMs };
+enum { kTooManyIds = 33 };  // of a token
 
 // Who does something else.
 typedef enum { kOneRank, kItsNode, kNumOthers } Others;
@@ -189,13 +186,38 @@ EP_TEST_HT(ht_handle_without_memory_over_nodes) {
     close_session(&session);
 }
 
-// ---- A stream that is held up ------------------------------------------------------------------
-
-// Blocks a stream until the gate opens, or so long that a call which waits for it has missed its deadline.
-static void hold(void* gate) {
-    const double start = ep_seconds();
-    while (atomic_load((atomic_bool*)gate) && ep_seconds() - start < 0.005 * kTimeoutMs) usleep(100);
+// A rank refuses its part of a handle, for its ids or as it finds no memory: those that forward for it, here all others,
+// refuse operations on theirs, and the group goes on.
+EP_TEST(ll_handle_refused_over_nodes) {
+    if (ep_num_nodes() == 1 || (int)ep_num_nodes() < env->size || ep_on_host_backend()) return;
+    Session session = open_timed_session(env, NCCL_EP_ALGO_LOW_LATENCY, 10 * kTimeoutMs);
+    check_works(&session);
+    for (int without_memory = 0; without_memory <= ep_on_cpu_build(); ++without_memory) {
+        Session refused = session;
+        const unsigned top_k = is_odd(env) && !without_memory ? kTooManyIds : kTopK;
+        if (is_odd(env) && without_memory) ep_set_mishap(kEpNoMemory, true);
+        const ncclResult_t made =
+            ep_handle_create(&refused.handle, session.group, session.ids, kTokens, top_k, env->stream);
+        ep_set_mishap(kEpNoMemory, false);
+        EP_CHECK((made != ncclSuccess) == is_odd(env));
+        const double start = ep_seconds();
+        for (unsigned again = 0; again < 2 && made == ncclSuccess; ++again) {
+            EP_CHECK(make_valid_call(&refused, kDispatch, 0) == ncclRemoteError);
+            EP_CHECK_STR_CONTAINS(ep_last_error(), "handle: ");
+        }
+        EP_CHECK(ep_seconds() - start < 0.005 * kTimeoutMs);  // long before the deadline
+        if (made == ncclSuccess) EP_CHECK_NCCL(ncclEpHandleDestroy(refused.handle));
+        check_works(&session);
+    }
+    const ncclEpHandle_t first = session.handle;
+    EP_CHECK_NCCL(open_handle(&session));
+    check_works(&session);
+    EP_CHECK_NCCL(ncclEpHandleDestroy(session.handle));
+    session.handle = first;
+    close_session(&session);
 }
+
+// ---- A stream that is held up ------------------------------------------------------------------
 
 // A gate before a dispatch holds up the network behind it, and so what ranks say of a new handle: on all ranks or, if
 // `alone`, on the odd rank. The new handle's first operation waits for that, on the host.
@@ -208,9 +230,8 @@ static void hold_up_a_new_handle(const EpEnv* env, bool alone) {
     ep_sync(env);
     Session late = session;
     const bool is_held = !alone || is_odd(env);
-    atomic_bool gate;
-    atomic_init(&gate, true);
-    if (is_held) EP_REQUIRE_CUDA(cudaLaunchHostFunc(env->stream, hold, &gate));
+    Gate gate;
+    if (is_held) close_gate(&gate, env, 0.005 * kTimeoutMs);
     EP_CHECK_NCCL(make_valid_call(&session, kDispatch, 0));
     EP_CHECK_NCCL(open_handle(&late));
     ep_barrier();
@@ -225,7 +246,7 @@ static void hold_up_a_new_handle(const EpEnv* env, bool alone) {
     EP_CHECK(alone || on_some_rank(knows));
     expect_failure(&session, 0.002 * kTimeoutMs + 1.0);
     EP_CHECK(ep_seconds() - start <= 0.002 * kTimeoutMs + 1.0);
-    atomic_store(&gate, false);
+    if (is_held) open_gate(&gate);
     (void)cudaStreamSynchronize(env->stream);
     EP_CHECK_NCCL(ncclEpHandleDestroy(late.handle));
     ep_barrier();

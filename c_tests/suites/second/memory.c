@@ -1,6 +1,7 @@
 // Handles in memory of callers: what a handle keeps is one block of bytes, which works wherever it lies. Also in
 // exchanges.c, where high throughput goes on with a copy.
 #include "harness/graphs.h"
+#include "harness/nodes.h"
 #include "suites/second/run.h"
 
 // Combined where the bytes of the dispatch are by then.
@@ -89,14 +90,27 @@ EP_TEST(rows_are_those_of_the_memory) {
     }
 }
 
-// What is no routing of such a handle is not followed: the group fails. `fewer` tokens than it was routed for, if it
-// was.
-static void expect_foreign(const EpEnv* env, Case test, bool is_routed, unsigned fewer) {
+// What is in memory that holds no routing of such a handle.
+typedef enum { kNoRouting, kFewerTokens, kDamagedNumbers } Foreign;
+
+// Over nodes the numbers that the host has of a handle lie behind the header of 20 words and two more.
+static void damage_numbers(Run* run) {
+    const uint32_t no_number = UINT32_MAX - 7;
+    char* numbers = (char*)ref_buffer_data(&run->memory) + 22 * sizeof(uint32_t);
+    EP_CHECK_CUDA(cudaMemcpyAsync(numbers, &no_number, sizeof(no_number), cudaMemcpyDefault, run->env->stream));
+    ep_sync(run->env);
+}
+
+// It is not followed: the group fails.
+static void expect_foreign(const EpEnv* env, Case test, Foreign foreign) {
+    const bool is_routed = foreign != kNoRouting;
+    const unsigned fewer = foreign == kFewerTokens ? 1 : 0;
     Run run;
     test.in_memory = true;
     run_open(&run, env, NULL, &test, 740);
     is_routed ? run_route(&run) : run_init(&run);
     if (is_routed) run_move(&run);
+    if (foreign == kDamagedNumbers) damage_numbers(&run);
     run.num_tokens -= fewer;
     if (is_ll(&test)) EP_CHECK_NCCL(run_update(&run));
     // Another rank may have failed before.
@@ -113,8 +127,11 @@ static void expect_foreign(const EpEnv* env, Case test, bool is_routed, unsigned
     run_close(&run);
 }
 
-EP_TEST(memory_without_a_routing_is_not_followed) { expect_foreign(env, kSmallHt, false, 0); }
-EP_TEST(memory_with_other_tokens_is_not_followed) { expect_foreign(env, kSmallHt, true, 1); }
+EP_TEST(memory_without_a_routing_is_not_followed) { expect_foreign(env, kSmallHt, kNoRouting); }
+EP_TEST(memory_with_other_tokens_is_not_followed) { expect_foreign(env, kSmallHt, kFewerTokens); }
+EP_TEST(memory_with_damaged_numbers_is_not_followed) {
+    if (ep_num_nodes() > 1 && !ep_on_host_backend()) expect_foreign(env, kSmallHt, kDamagedNumbers);
+}
 EP_TEST(memory_without_a_dispatch_is_not_followed) {
-    if (ranks_share_a_node()) expect_foreign(env, kSmallLl, false, 0);
+    if (ranks_share_a_node()) expect_foreign(env, kSmallLl, kNoRouting);
 }

@@ -162,7 +162,6 @@ pub(super) struct CudaMapper {
     memory: Arc<CudaMemory>,
     group: Arc<GroupContext>,
     view: Arc<NodeView>,
-    timeout: Duration,
 }
 
 impl CudaMapper {
@@ -171,10 +170,9 @@ impl CudaMapper {
         memory: &Arc<CudaMemory>,
         group: &Arc<GroupContext>,
         view: &Arc<NodeView>,
-        timeout: Duration,
     ) -> Objects<Self> {
         let (memory, view) = (Arc::clone(memory), Arc::clone(view));
-        let mapper = Self { memory, group: Arc::clone(group), view, timeout };
+        let mapper = Self { memory, group: Arc::clone(group), view };
         Objects::new(bootstrap, mapper, Arc::clone(&group.objects.recognised))
     }
 }
@@ -197,8 +195,8 @@ impl Mapper for CudaMapper {
         }
     }
 
-    fn map(&self, mapped: &mut ObjectMemory, records: &[&[u8]]) -> Result<Vec<usize>> {
-        mapped.map(&self.view, records, self.timeout)
+    fn map(&self, mapped: &mut ObjectMemory, records: &[&[u8]], left: Duration) -> Result<Vec<usize>> {
+        mapped.map(&self.view, records, left)
     }
 
     fn show(&self, object: u32, bases: &[usize]) -> Result<()> {

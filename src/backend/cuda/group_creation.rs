@@ -204,7 +204,7 @@ pub(super) fn open(
         return Err(windows.abandon(&bootstrap, stream, error));
     }
     let (mode, network) = (mode?, network?);
-    let objects = CudaMapper::objects(bootstrap, &on, &group, view, choices.timeout);
+    let objects = CudaMapper::objects(bootstrap, &on, &group, view);
     let group = CudaGroup {
         teardown: mapped.teardown(windows.words.as_ref(), &on, choices.timeout),
         memory: on,
@@ -249,7 +249,7 @@ struct Mapped {
 impl Mapped {
     /// Whether ranks can write to each other's windows.
     fn test(&self, test: &Selftest, group: &GroupContext, bootstrap: &Bootstrap, stream: Stream) -> Result<()> {
-        bootstrap.within_deadline(|left| {
+        bootstrap.within_most(|left| {
             let (peers, wait) = (group.peers(), group.wait_at_most(left, KernelOp::PeerSelftest));
             let (module, view) = (&group.module, &self.view);
             test.run(module, peers, view, &self.layout, wait, stream)

@@ -3,6 +3,7 @@
 //! It is always compiled and loads without any part of CUDA. Without a driver, or without the
 //! kernels that `build.rs` embeds where it finds nvcc, only opening a group fails.
 
+mod agreement;
 mod auxiliary;
 mod driver;
 mod fault;

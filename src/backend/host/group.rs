@@ -119,8 +119,13 @@ impl GroupBackend for HostGroup {
 }
 
 impl LlGroupBackend for HostGroup {
-    fn open_handle(self: Arc<Self>, routing: Routing, home: HandleHome, _stream: Stream) -> Result<Box<dyn LlBackend>> {
-        Ok(Box::new(HostLl::new(Arc::clone(&self.shared), routing, home)))
+    fn open_handle(
+        self: Arc<Self>,
+        routing: Result<Routing>,
+        home: HandleHome,
+        _stream: Stream,
+    ) -> Result<Box<dyn LlBackend>> {
+        Ok(Box::new(HostLl::new(Arc::clone(&self.shared), routing?, home)))
     }
 }
 

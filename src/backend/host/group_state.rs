@@ -1,13 +1,13 @@
 //! The state that all handles of a group share, and how operations get onto the caller's streams.
 
 use crate::backend::Faults;
-use crate::backend::device::Memory;
+use crate::backend::device::{Memory, check_patience};
 use crate::backend::host::mailboxes::Mailboxes;
 use crate::backend::host::order::{Order, Pending, Received};
 use crate::backend::host::runtime::HostRuntime;
 use crate::backend::objects::Recognised;
 use crate::error::refusal::Operation;
-use crate::error::{Code, Context, Error, Formatter, Result};
+use crate::error::{Context, Error, Formatter, Result};
 use crate::model::group::GroupFacts;
 use crate::model::ops::{Rows, Stream, ViewBank};
 use crate::model::tensor::DevPtr;
@@ -117,15 +117,11 @@ impl GroupState {
         self.pending.enqueue(|| self.runtime.launch(stream, Box::new(counted)))
     }
 
-    /// Waits until all enqueued work has run. The deadline is for work behind a stuck exchange; all
-    /// other work ends by its own deadline.
+    /// Waits until all enqueued work has run.
     pub fn wait_for_pending(&self, timeout: Duration) -> Result<()> {
         let start = Instant::now();
         while !self.pending.is_empty() {
-            if start.elapsed() > timeout && self.runtime.is_hung() {
-                let text = "its operations are behind an exchange that a lost rank never joined";
-                return Err(Error::new(Code::RemoteError, text));
-            }
+            check_patience(start.elapsed(), timeout, || self.runtime.is_hung())?;
             std::thread::sleep(Duration::from_micros(50));
         }
         Ok(())

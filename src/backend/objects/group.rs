@@ -79,7 +79,7 @@ impl<M: Mapper> Objects<M> {
         }
         let records = records?;
         let records: Vec<&[u8]> = records.iter().map(|it| &it[..]).collect();
-        let bases = self.mapper.map(&mut mapped, &records);
+        let bases = self.bootstrap.within_most(|left| self.mapper.map(&mut mapped, &records, left));
         let shown = bases.and_then(|bases| {
             self.mapper.show(call.object, &bases)?;
             Ok(bases.into_boxed_slice())
@@ -181,7 +181,7 @@ impl<M: Mapper> GroupObjects for Objects<M> {
         let place = self.entries.lock().get_mut(call.object as usize).map(Option::take);
         let entry = place.flatten().ok_or_else(|| Error::internal("an object that is gone"))?;
         self.recognised.change(|ranges| ranges.remove(call.object));
-        let rested = self.bootstrap.within_deadline(|left| self.mapper.rest(left));
+        let rested = self.bootstrap.within_most(|left| self.mapper.rest(left));
         self.part(call.object, entry.mapped, rested, stream)
     }
 

@@ -146,8 +146,9 @@ pub trait Mapper: Send + Sync {
     /// Memory for an object, and its record.
     fn take(&self, wanted: Wanted) -> Result<(Self::Mapped, Vec<u8>)>;
     /// Maps what the `records` of all ranks describe, as far as this rank can reach it. Gives where it sees each rank's
-    /// memory, its own too, and 0 for what it does not see. What was mapped before an error stays in `mapped`.
-    fn map(&self, mapped: &mut Self::Mapped, records: &[&[u8]]) -> Result<Vec<usize>>;
+    /// memory, its own too, and 0 for what it does not see. What was mapped before an error stays in `mapped`. Waits for
+    /// other ranks no longer than what is `left` of the call.
+    fn map(&self, mapped: &mut Self::Mapped, records: &[&[u8]], left: Duration) -> Result<Vec<usize>>;
     /// Tells operations where they find the ranks' memory of an object.
     fn show(&self, object: u32, bases: &[usize]) -> Result<()>;
     /// Refuses to end an object that operations in graphs may use.

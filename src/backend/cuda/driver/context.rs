@@ -7,8 +7,9 @@ use crate::backend::cuda::driver::context_handle::{self, ContextId, Held, Key};
 use crate::backend::cuda::driver::function;
 use crate::backend::cuda::driver::{self, pinned};
 use crate::backend::cuda::kernels::Functions;
+use crate::backend::device::check_patience;
 use crate::backend::quiescence::{Allocation, Attempt, Free, Graphs, Quiescence, Works};
-use crate::error::{Code, Error, Result};
+use crate::error::Result;
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
 use once_cell::sync::{Lazy, OnceCell};
@@ -194,9 +195,8 @@ impl Context {
         enqueued.iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// Waits until the group's operations, and no others, have run; none can follow. The deadline
-    /// is for operations behind a stuck exchange; all others end by their own deadline. `launches` says whether to wait
-    /// for launches of graphs, too, if the device is quiescent.
+    /// Waits until the group's operations, and no others, have run; none can follow. `launches` says whether to wait for
+    /// launches of graphs, too, if the device is quiescent.
     pub fn wait_for_operations(&self, timeout: Duration, stream: Stream, launches: Graphs) -> Result<()> {
         let enqueued = self.operations();
         let _entered = self.enter()?;
@@ -206,16 +206,15 @@ impl Context {
         let mut pause = Duration::from_micros(5);
         let waited = loop {
             match are_over(&enqueued, captured.then_some(stream)) {
-                Ok(false) if start.elapsed() > timeout && self.is_hung() => {
-                    break Err(stuck_behind());
-                }
-                Ok(false) => {
-                    std::thread::sleep(pause);
-                    pause = (pause * 2).min(Duration::from_millis(1));
-                }
                 Ok(true) => break Ok(()),
+                Ok(false) => {}
                 Err(error) => break Err(error),
             }
+            if let Err(error) = check_patience(start.elapsed(), timeout, || self.is_hung()) {
+                break Err(error);
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(1));
         };
         if waited.is_err() {
             self.poisoned.store(true, Ordering::Relaxed);
@@ -238,10 +237,6 @@ fn are_over(enqueued: &[Arc<dyn Enqueued>], stream: Option<Stream>) -> Result<bo
         }
     }
     stream.map_or(Ok(true), driver::is_idle)
-}
-
-fn stuck_behind() -> Error {
-    Error::new(Code::RemoteError, "its operations are behind an exchange that a lost rank never joined")
 }
 
 /// The resources of one context. Locked while they are made, which waits for that context's device;

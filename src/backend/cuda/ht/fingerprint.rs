@@ -2,8 +2,8 @@
 //!
 //! The kernels only compare it and need not know its fields.
 
+use crate::backend::cuda::agreement::disagreement;
 use crate::backend::cuda::fault::{differs, op_value, other_rows};
-use crate::backend::cuda::ht::agreement::disagreement;
 use crate::backend::cuda::ht::grid::HtKind;
 use crate::backend::cuda::kernels::to_u32;
 use crate::backend::cuda::params::common::{Fault, FaultReport, KernelOp};

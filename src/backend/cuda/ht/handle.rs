@@ -1,11 +1,11 @@
 //! An HT handle on one node, and its operations.
 
+use crate::backend::cuda::agreement::disagreement;
 use crate::backend::cuda::auxiliary::GivenHeader;
 use crate::backend::cuda::driver;
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory, HostPage};
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::group_context::GroupContext;
-use crate::backend::cuda::ht::agreement::disagreement;
 use crate::backend::cuda::ht::kept::{self, Told};
 use crate::backend::cuda::ht::plan::{HandleGrids, HtLaunch};
 use crate::backend::cuda::ht::shared::{

@@ -1,7 +1,6 @@
 //! High-throughput operations: checked operation -> kernel parameters -> launch. Here the group, and how it makes
 //! handles.
 
-mod agreement;
 mod beside_rings;
 pub mod fingerprint;
 mod grid;
@@ -14,11 +13,11 @@ mod rows;
 mod shared;
 mod zones;
 
+use crate::backend::cuda::agreement::{verdict_refusing, verdict_with};
 use crate::backend::cuda::auxiliary::GivenHeader;
 use crate::backend::cuda::driver::memory::CudaMemory;
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::group_context::GroupContext;
-use crate::backend::cuda::ht::agreement::{verdict_refusing, verdict_with};
 use crate::backend::cuda::ht::handle::{CudaHt, HandleMemory};
 use crate::backend::cuda::ht::nodes::{GivenHt, Rails};
 use crate::backend::cuda::ht::plan::HtPlan;

@@ -1,6 +1,7 @@
 //! The state that the HT handles of a group share, on one node and on several.
 
 use crate::backend::Faults as _;
+use crate::backend::cuda::agreement::next_number;
 use crate::backend::cuda::auxiliary;
 use crate::backend::cuda::driver::function;
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
@@ -94,8 +95,7 @@ impl HtShared {
 
     /// The number of a new handle. Counted on every rank, even for a handle that fails.
     pub fn next_handle(&self) -> u32 {
-        let before = self.handles.fetch_add(1, Ordering::Relaxed);
-        before.wrapping_add(1)
+        next_number(&self.handles)
     }
 
     /// The bank of the next exchange.

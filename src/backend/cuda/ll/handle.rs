@@ -1,7 +1,7 @@
 //! An LL handle: the parameters of the kernels that run its operations.
 
+use crate::backend::cuda::agreement::{refusal_of, verdict_with};
 use crate::backend::cuda::auxiliary::{GivenHeader, IdCopy};
-use crate::backend::cuda::driver::context_handle::ApartFromCaptures;
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::group_context::GroupContext;
 use crate::backend::cuda::kernels::{self, Kernel, LaunchShape, to_u32};
@@ -11,7 +11,7 @@ use crate::backend::cuda::ll::launch::{CombineKernel, DispatchGrid, FewGrids, Gr
 use crate::backend::cuda::ll::memory::HandleMemory;
 use crate::backend::cuda::ll::network::LlNetwork;
 use crate::backend::cuda::ll::views::ViewBanks;
-use crate::backend::cuda::network::two_sided::handshake::{Announced, NewHandle};
+use crate::backend::cuda::network::two_sided::handshake::Announced;
 use crate::backend::cuda::params::common::{KernelOp, ScaledRows};
 use crate::backend::cuda::params::ll::{
     LlCombineParams, LlCommon, LlDispatchParams, LlLayout, LlPhase, LlScaledDispatchParams,
@@ -20,6 +20,7 @@ use crate::backend::cuda::pool::Taken;
 use crate::backend::cuda::scaled_rows::{ScalesWord, scaled_rows};
 use crate::error::refusal::{AmongRanks, Role, Subject};
 use crate::error::{Error, Result};
+use crate::model::ids::GroupRank;
 use crate::model::layout::Layout;
 use crate::model::ops::{IntWidth, Launch, LlCombine, LlDispatch, LlOp, Numbers, Routing, ViewBank};
 use crate::model::scales::{Scaled, WireRow};
@@ -56,41 +57,36 @@ pub struct SourceTokens {
 }
 
 impl Handle {
-    fn new_handle<'a>(&'a self, network: &'a LlNetwork) -> NewHandle<'a> {
-        NewHandle { network, faults: &self.context.faults, what: "LL handle", number: self.number }
-    }
-
     /// Announces the handle to the rail peers.
     pub fn announce(&self, network: &LlNetwork) -> Result<()> {
         let Routing { tokens, top_k, .. } = self.routing;
-        let verdict = to_u32(top_k)?;
-        let _apart = ApartFromCaptures::enter()?;
-        let side = network.on_device.side.outside();
-        let at = &self.context.module.enter(side)?;
-        let turn = network.background_order.begin(at)?;
-        let handshake = self.memory.handshake()?;
-        let own = Announced { tokens, verdict };
-        turn.end_after(handshake.send(&self.new_handle(network), own, at))
+        let own = Announced { tokens, verdict: verdict_with(to_u32(top_k)?) };
+        network.announce(&self.context, self.number, self.memory.handshake()?, own)
     }
 
-    /// What the forwarded ranks have announced of the handle; the first call may wait for it.
+    /// What the forwarded ranks have announced of the handle; the first call may wait for it. If one has refused, so is
+    /// the operation, and the group goes on.
     pub fn source_tokens(&self, network: &LlNetwork) -> Result<&SourceTokens> {
-        let agree = |rank, announced: Announced| {
-            let (ours, theirs) = (self.routing.top_k, announced.verdict as usize);
-            if ours == theirs {
-                return Ok(());
-            }
-            let same = AmongRanks::Same { rank };
-            Err(Error::usage(Subject::Size(Role::Ids, 1), same).got(ours, theirs))
-        };
         self.source_tokens.get_or_try_init(|| {
-            let handshake = self.memory.handshake()?;
-            let handle = self.new_handle(network);
-            let all = handshake.wait(&handle, network.max_tokens, agree)?;
+            let handle = network.new_handle(&self.context, self.number);
+            let all = self.memory.handshake()?.wait(&handle, network.max_tokens)?;
+            for (&rank, announced) in network.view.remote().iter().zip(&all) {
+                refusal_of(rank, announced.verdict).map_or(Ok(()), Err)?;
+                self.check_top_k(rank, announced.verdict).inspect_err(|error| network.fail(error))?;
+            }
             let of: Vec<_> = all.iter().map(|announced| announced.tokens).collect();
             let most = to_u32(of.iter().copied().max().unwrap_or(0))?;
             Ok(SourceTokens { of, most })
         })
+    }
+
+    /// Whether `rank`, which has `theirs` ids per token, has as many as this one.
+    fn check_top_k(&self, rank: GroupRank, theirs: u32) -> Result<()> {
+        let ours = self.routing.top_k;
+        if verdict_with(to_u32(ours)?) == theirs {
+            return Ok(());
+        }
+        Err(Error::usage(Subject::Size(Role::Ids, 1), AmongRanks::Same { rank }).got(ours, theirs))
     }
 
     /// Enqueues `part` of an operation on one node. In a caller's memory a dispatch writes the header once its block is

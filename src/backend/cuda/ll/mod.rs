@@ -12,6 +12,7 @@ pub mod plan;
 mod staged;
 mod views;
 
+use crate::backend::cuda::agreement::next_number;
 use crate::backend::cuda::auxiliary::{self, GivenHeader};
 use crate::backend::cuda::driver::memory::CudaMemory;
 use crate::backend::cuda::driver::stream::StreamScope;
@@ -37,7 +38,6 @@ use crate::model::tensor::DevPtr;
 use once_cell::sync::OnceCell;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
-use std::sync::atomic::Ordering::Relaxed;
 
 /// The state that the LL handles of a group share.
 pub struct LlGroup {
@@ -107,14 +107,39 @@ impl LlGroup {
 }
 
 impl LlGroupBackend for LlGroup {
-    fn open_handle(self: Arc<Self>, routing: Routing, home: HandleHome, stream: Stream) -> Result<Box<dyn LlBackend>> {
+    fn open_handle(
+        self: Arc<Self>,
+        routing: Result<Routing>,
+        home: HandleHome,
+        stream: Stream,
+    ) -> Result<Box<dyn LlBackend>> {
         self.context.renew_tuning();
+        let number = self.next_handle();
+        let handle = routing.and_then(|routing| self.handle(number, routing, home, stream));
+        match (&self.network, &handle) {
+            (None, _) => {}
+            (Some(network), Ok(handle)) => handle.announce(network)?,
+            // This rank's own reason counts, whether the others learn of it or not.
+            (Some(network), Err(error)) => drop(network.refuse(&self.context, &self.memory, number, error)),
+        }
+        Ok(Box::new(CudaLl(Arc::new(InGroup { handle: handle?, group: self }))))
+    }
+}
+
+impl LlGroup {
+    /// The number of the next handle, from 1 on; all ranks make their handles in one order.
+    fn next_handle(&self) -> u32 {
+        next_number(&self.handles)
+    }
+
+    /// Handle `number` of the group, before it is announced to the others.
+    fn handle(&self, number: u32, routing: Routing, home: HandleHome, stream: Stream) -> Result<Handle> {
         let tuning = *self.context.tuning.read();
         let capture = self.context.module.enter(stream).ok().and_then(|at| at.capture);
         let serves = |memory: &HandleMemory| memory.serves(&routing).then_some(0);
         let forwarded = self.network.as_ref().map(|network| network.view.forwarded().len());
         let make = || HandleMemory::new((&self.context, &self.memory), &self.plan, &routing, forwarded);
-        let handle = Handle {
+        Ok(Handle {
             plan: self.plan.tuned(tuning).of_handle(&routing, self.context.multiprocessors)?,
             context: Arc::clone(&self.context),
             layout: self.layout,
@@ -125,14 +150,10 @@ impl LlGroupBackend for LlGroup {
             },
             header: (home.given)
                 .map(|GivenBlock(block)| GivenHeader::new(block, header(&self.plan.facts, &routing, 0))),
-            number: 1 + self.handles.fetch_add(1, Relaxed),
+            number,
             source_tokens: OnceCell::new(),
             routing,
-        };
-        if let Some(network) = &self.network {
-            handle.announce(network)?;
-        }
-        Ok(Box::new(CudaLl(Arc::new(InGroup { group: self, handle }))))
+        })
     }
 }
 

@@ -4,11 +4,15 @@
 //! Messages are received into plain device memory, one buffer per channel. That suffices without acknowledgements:
 //! a receive is enqueued after all readers of the previous message.
 
+use crate::backend::cuda::agreement::verdict_refusing;
+use crate::backend::cuda::driver::context_handle::ApartFromCaptures;
 use crate::backend::cuda::driver::event::DriverEvent;
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
 use crate::backend::cuda::driver::stream::StreamScope;
+use crate::backend::cuda::group_context::GroupContext;
 use crate::backend::cuda::kernels::to_u32;
 use crate::backend::cuda::network::Network;
+use crate::backend::cuda::network::two_sided::handshake::{Announced, Handshake, NewHandle};
 use crate::backend::cuda::order::Order;
 use crate::backend::cuda::params::common::{MessageHeader, RankOnNode};
 use crate::backend::cuda::params::ll::{LL_CHANNELS, LL_MAX_TOP_K, LlNodes};
@@ -31,6 +35,9 @@ pub struct LlNetwork {
     pub background_order: Order,
     /// Where a side stream begins to follow a caller's, or that one the side stream.
     pub join: Mutex<DriverEvent>,
+    /// By which this rank says that it refuses a handle, as there may be no memory for the handle itself. One is there
+    /// from the beginning.
+    refusals: Mutex<Vec<Handshake>>,
 }
 
 impl Deref for LlNetwork {
@@ -51,6 +58,7 @@ impl LlNetwork {
             max_tokens: facts.max_tokens.unwrap_or(0),
             background_order: Order::new(context)?,
             join: Mutex::new(DriverEvent::new(context)?),
+            refusals: Mutex::new(vec![Handshake::new(memory, network.view.forwarded().len())?]),
             network,
         })
     }
@@ -84,6 +92,32 @@ impl LlNetwork {
             other_nodes: to_u32(view.others())?,
             own_place: self.own_place(),
         })
+    }
+
+    /// Handle `number` of the group, on its way to the rail peers.
+    pub fn new_handle<'a>(&'a self, context: &'a GroupContext, number: u32) -> NewHandle<'a> {
+        NewHandle { network: self, faults: &context.faults, what: "LL handle", number }
+    }
+
+    /// Announces this rank's part of handle `number` to the rail peers, by memory that is free.
+    pub fn announce(&self, context: &GroupContext, number: u32, by: &Handshake, own: Announced) -> Result<()> {
+        let _apart = ApartFromCaptures::enter()?;
+        let at = &context.module.enter(self.on_device.side.outside())?;
+        let turn = self.background_order.begin(at)?;
+        turn.end_after(by.send(&self.new_handle(context, number), own, at))
+    }
+
+    /// Announces that this rank refuses handle `number`.
+    pub fn refuse(&self, context: &GroupContext, memory: &Arc<CudaMemory>, number: u32, error: &Error) -> Result<()> {
+        let own = Announced { tokens: 0, verdict: verdict_refusing(error) };
+        let mut refusals = self.refusals.lock();
+        let by = match refusals.iter().position(Handshake::is_free) {
+            Some(free) => refusals.swap_remove(free),
+            None => Handshake::new(memory, self.view.forwarded().len())?,
+        };
+        let announced = self.announce(context, number, &by, own);
+        refusals.push(by);
+        announced
     }
 
     /// The side stream for what belongs to an operation at `at`. It does not follow `at` yet. Refuses a capture if too

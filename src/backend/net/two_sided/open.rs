@@ -57,7 +57,7 @@ pub fn over_nccl(bootstrap: &Bootstrap, wanted: Wanted<'_>, stream: Stream) -> R
         NcclTransport::new(members, comm, device, outstanding, timeout, on_fault)
     });
     let transport = agreed(bootstrap, opened, stream)?;
-    let warmed = within_most(bootstrap, |limit| transport.warm_up(most_bytes, limit, stream));
+    let warmed = bootstrap.within_most(|limit| transport.warm_up(most_bytes, limit, stream));
     agreed(bootstrap, warmed.map(|()| transport), stream).map(|transport| Box::new(transport) as Box<dyn Transport>)
 }
 
@@ -110,7 +110,7 @@ fn connect(
         let comm = OwnCommunicator::join(network, &id, ranks, rank, most_blocks, Arc::clone(&device))?;
         Ok(Untaken::new(Arc::new(comm), device))
     };
-    within_most(bootstrap, |limit| {
+    bootstrap.within_most(|limit| {
         let late = || {
             let text = format!(
                 "deadline passed: {} waited {} ms to connect with {}",
@@ -122,12 +122,6 @@ fn connect(
         };
         detached::within(limit, connect)?.unwrap_or_else(late)
     })
-}
-
-/// Runs `wait`, which is told how long it may wait: not to the deadline of the call, so that ranks can still
-/// tell each other why it failed.
-fn within_most<T>(bootstrap: &Bootstrap, wait: impl FnOnce(Duration) -> T) -> T {
-    bootstrap.within_deadline(|left| wait(left * 3 / 4))
 }
 
 /// `mine` if all ranks have theirs.

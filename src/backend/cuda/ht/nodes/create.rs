@@ -4,8 +4,8 @@
 //! out, with the ranks of the node, where everything goes. The host waits for these steps, as it must know how
 //! many rows each message has: so operations need not wait.
 
+use crate::backend::cuda::agreement::{disagreement, verdict_refusing, verdict_with};
 use crate::backend::cuda::driver::stream::StreamScope;
-use crate::backend::cuda::ht::agreement::{disagreement, verdict_refusing, verdict_with};
 use crate::backend::cuda::ht::kept::{self, Told};
 use crate::backend::cuda::ht::nodes::cut::Cut;
 use crate::backend::cuda::ht::nodes::given::{self, GivenHt};
@@ -180,8 +180,7 @@ impl Creation<'_> {
     fn wait_for_all(&self, own: Announced) -> Result<Vec<Announced>> {
         let most = self.group.plan.max_tokens;
         // Verdicts are compared on the device, among all ranks.
-        let agree = |_, _| Ok(());
-        let others = self.rails.handshake.wait(&self.new_handle(), most, agree)?;
+        let others = self.rails.handshake.wait(&self.new_handle(), most)?;
         Ok(std::iter::once(own).chain(others).collect())
     }
 

@@ -12,7 +12,7 @@ use crate::backend::cuda::ht::nodes::rails::Rails;
 use crate::backend::cuda::ht::nodes::zones::bytes_apart;
 use crate::backend::cuda::ht::shared::HtShared;
 use crate::backend::cuda::kernels::to_u32;
-use crate::backend::{HtBackend, check_header, opened_again};
+use crate::backend::{HtBackend, check_header, foreign_state, opened_again};
 use crate::error::refusal::{InSequence, Subject};
 use crate::error::{Error, Result};
 use crate::model::handle_state::{GivenBlock, HEADER_WORDS, NUMBER_WORD, SECTION_ALIGN};
@@ -110,6 +110,10 @@ impl GivenHt {
         let tokens = rest.by_ref().take(rails.plan.forwarded).collect();
         let (ends, others) = (rails.plan.chunks + 1, rails.plan.others);
         let counts = Counts { tokens, words: rest.collect(), ends, others };
+        let most = group.plan.max_tokens;
+        if let Some(found) = counts.unsound(most) {
+            return Err(foreign_state(HEADER_WORDS as u32 + 2, to_u32(found)?, to_u32(most)?));
+        }
         let stages = rails.plan.stages(counts.most_tokens());
         let mut handle = NodesHt {
             group: Arc::clone(group),

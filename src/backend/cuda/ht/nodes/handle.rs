@@ -79,6 +79,15 @@ impl Counts {
         self.tokens.get(source.index()) == Some(&self.coming(source, self.ends - 1))
     }
 
+    /// The first number that is none of a handle of ranks with at most `most` tokens: more than that, or fewer than went
+    /// before.
+    pub fn unsound(&self, most: usize) -> Option<usize> {
+        let rows = self.words.chunks_exact(self.ends);
+        let falls = rows.flat_map(|ends| ends.iter().zip(ends.iter().skip(1))).find(|(end, next)| next < end);
+        let exceeds = || self.tokens.iter().chain(&self.words).find(|it| **it > most);
+        falls.map(|(_, next)| *next).or_else(|| exceeds().copied())
+    }
+
     pub fn most_tokens(&self) -> usize {
         self.words.last().copied().unwrap_or(0)
     }

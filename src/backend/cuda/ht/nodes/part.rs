@@ -1,8 +1,8 @@
 //! What a rank brings to a handle over several nodes, and its memory.
 
 use crate::backend::HtRouting;
+use crate::backend::cuda::agreement::{verdict_refusing, verdict_with};
 use crate::backend::cuda::auxiliary::IdCopy;
-use crate::backend::cuda::ht::agreement::{verdict_refusing, verdict_with};
 use crate::backend::cuda::ht::nodes::given;
 use crate::backend::cuda::ht::nodes::plan::{HandleSize, NodesPlan};
 use crate::backend::cuda::ht::nodes::rails::{NodesMemory, Rails};

@@ -121,21 +121,15 @@ impl Handshake {
         transport.health().map_or(Ok(()), Err)
     }
 
-    /// Waits for what the ranks from 1 on that this one forwards for announce of `handle`, and checks it: none has more
-    /// than `most_tokens`, and all `agree`. Otherwise the network ends.
-    pub fn wait(
-        &self,
-        handle: &NewHandle<'_>,
-        most_tokens: usize,
-        agree: impl Fn(GroupRank, Announced) -> Result<()>,
-    ) -> Result<Vec<Announced>> {
+    /// Waits for what the ranks from 1 on that this one forwards for announce of `handle`. If it is no such handle, or
+    /// one has more than `most_tokens`, the network ends.
+    pub fn wait(&self, handle: &NewHandle<'_>, most_tokens: usize) -> Result<Vec<Announced>> {
         self.wait_until_arrived(handle)?;
         let remote = handle.network.view.remote().iter().zip(1..);
         let read = |(&rank, index)| {
             let header = self.page.read(index);
             let header = header.ok_or_else(|| Error::internal("no handshake"))?;
-            let announced = check(header, rank, handle.number, most_tokens)?;
-            agree(rank, announced).map(|()| announced)
+            check(header, rank, handle.number, most_tokens)
         };
         let all: Result<_> = remote.map(read).collect();
         all.inspect_err(|error| handle.network.fail(error))

@@ -1,9 +1,10 @@
-//! The verdicts that ranks exchange about a new HT handle, beside their counts, and their
-//! consequences.
+//! The verdicts that ranks exchange about a new handle, and their consequences.
 //!
-//! Creation does not wait for the other ranks, so a rank may get a handle on which the ranks
-//! disagree. Its kernel finds that out, and then nothing runs on the handle: calls are refused once
-//! the host knows, and operations that were enqueued earlier fail.
+//! HT: beside the counts. Creation does not wait for the other ranks, so a rank may get a handle on which the ranks
+//! disagree. Its kernel finds that out, and then nothing runs on the handle: calls are refused once the host knows, and
+//! operations that were enqueued earlier fail.
+//!
+//! LL: over several nodes, along the rails. Operations of a rank that forwards for one which refuses are refused.
 
 use crate::backend::cuda::params::ht::{
     HT_DISAGREED, HT_DISAGREED_RANK_SHIFT, HT_DISAGREED_TOP_K, HT_VERDICT_CODE_SHIFT,
@@ -11,6 +12,15 @@ use crate::backend::cuda::params::ht::{
 use crate::error::refusal::{AmongRanks, Role, Subject};
 use crate::error::{Code, Error};
 use crate::model::ids::GroupRank;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// The number of the next handle, which all ranks count: from 1 on, and never 0, the state of fresh memory.
+pub fn next_number(handles: &AtomicU32) -> u32 {
+    match handles.fetch_add(1, Ordering::Relaxed).wrapping_add(1) {
+        0 => next_number(handles),
+        number => number,
+    }
+}
 
 /// The verdict of a rank that takes part with `top_k` ids per token.
 pub fn verdict_with(top_k: u32) -> u32 {
@@ -20,6 +30,13 @@ pub fn verdict_with(top_k: u32) -> u32 {
 /// The verdict of a rank that refuses to take part.
 pub fn verdict_refusing(error: &Error) -> u32 {
     (error.code() as u32) << HT_VERDICT_CODE_SHIFT
+}
+
+/// Why an operation on a handle is refused of which `rank` has said `verdict`; `None` if it takes part.
+pub fn refusal_of(rank: GroupRank, verdict: u32) -> Option<Error> {
+    let code = verdict >> HT_VERDICT_CODE_SHIFT;
+    let rule = AmongRanks::RefusedBy { rank, code: Code::from_raw(code.cast_signed()) };
+    (code != 0).then(|| Error::refusal(Code::RemoteError, Subject::Handle, rule))
 }
 
 /// Why nothing runs on a handle whose number of rows is `rows`; `None` if `rows` is a valid number.
@@ -37,15 +54,19 @@ pub fn disagreement(rows: u32, top_k: u32) -> Option<Error> {
                 .got(top_k, format_args!("{verdict} as on rank {rank}")),
         );
     }
-    let code = Code::from_raw((verdict >> HT_VERDICT_CODE_SHIFT).cast_signed());
-    let rule = AmongRanks::RefusedBy { rank, code };
-    Some(Error::refusal(Code::RemoteError, Subject::Handle, rule))
+    refusal_of(rank, verdict)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::error::refusal::InSequence;
+
+    #[test]
+    fn no_handle_has_number_zero() {
+        let handles = AtomicU32::new(u32::MAX - 1);
+        assert_eq!([(); 3].map(|()| next_number(&handles)), [u32::MAX, 1, 2]);
+    }
 
     #[test]
     fn a_disagreement_names_the_rank_and_the_reason() {

@@ -1,7 +1,9 @@
 // How a kernel is defined: ENTRY(name) { ... }, in the namespace of what it calls. It takes `params`, whose type and
 // the launch bounds are what the list of kernels says (params/kernels.h); other names do not compile.
+// ENTRY_BY_TYPE(name, run<T>(params)) defines name_bf16, name_f16 and name_f32, each with its T.
 #pragma once
 
+#include "numeric.cuh"
 #include "params/kernels.h"
 #include "primitive.cuh"
 
@@ -21,3 +23,8 @@ NCCL_EP_KERNELS(NCCL_EP_LISTED)
 #define ENTRY(kernel)                                                                               \
     extern "C" __global__ void __launch_bounds__(listed::kernel::kThreads, listed::kernel::kBlocks) \
         kernel(const __grid_constant__ listed::kernel::Params params)
+
+#define ENTRY_BY_TYPE(kernel, ...)                        \
+    ENTRY(kernel##_bf16) { using T = Bf16; __VA_ARGS__; } \
+    ENTRY(kernel##_f16) { using T = F16; __VA_ARGS__; }   \
+    ENTRY(kernel##_f32) { using T = F32; __VA_ARGS__; }

@@ -26,11 +26,7 @@ __device__ void run(const HtCombineNodesParams& params) {
               SummedRows{});
 }
 
-ENTRY(ht_combine_bf16) { run<Bf16>(params); }
-ENTRY(ht_combine_f16) { run<F16>(params); }
-ENTRY(ht_combine_f32) { run<F32>(params); }
-ENTRY(ht_combine_nodes_bf16) { run<Bf16>(params); }
-ENTRY(ht_combine_nodes_f16) { run<F16>(params); }
-ENTRY(ht_combine_nodes_f32) { run<F32>(params); }
+ENTRY_BY_TYPE(ht_combine, run<T>(params))
+ENTRY_BY_TYPE(ht_combine_nodes, run<T>(params))
 
 }  // namespace nccl_ep::ht_combine_impl

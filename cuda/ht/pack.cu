@@ -139,8 +139,6 @@ __device__ void run(const HtScaledPackParams& params) {
 
 ENTRY(ht_pack) { run<TwoSided>(params, PlainRows{}); }
 ENTRY(ht_pack_scaled) { run<TwoSided, ForwardedRows>(params); }
-ENTRY(ht_pack_cast_bf16) { run<TwoSided, CastRows<Bf16>>(params); }
-ENTRY(ht_pack_cast_f16) { run<TwoSided, CastRows<F16>>(params); }
-ENTRY(ht_pack_cast_f32) { run<TwoSided, CastRows<F32>>(params); }
+ENTRY_BY_TYPE(ht_pack_cast, run<TwoSided, CastRows<T>>(params))
 
 }  // namespace nccl_ep::ht_pack_impl

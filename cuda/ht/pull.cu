@@ -48,8 +48,6 @@ __device__ void run(const HtPullParams& params) {
     }
 }
 
-ENTRY(ht_combine_pull_bf16) { run<Bf16>(params); }
-ENTRY(ht_combine_pull_f16) { run<F16>(params); }
-ENTRY(ht_combine_pull_f32) { run<F32>(params); }
+ENTRY_BY_TYPE(ht_combine_pull, run<T>(params))
 
 }  // namespace nccl_ep::ht_pull_impl

@@ -151,8 +151,6 @@ __device__ void gather(const HtGatherParams& params) {
     }
 }
 
-ENTRY(ht_gather_bf16) { gather<Bf16>(params); }
-ENTRY(ht_gather_f16) { gather<F16>(params); }
-ENTRY(ht_gather_f32) { gather<F32>(params); }
+ENTRY_BY_TYPE(ht_gather, gather<T>(params))
 
 }  // namespace nccl_ep::ht_zones_apart_impl

@@ -12,8 +12,6 @@ __device__ void run(const HtZonesCombineParams& params) {
     run<Type>(params.rows, AllRows{}, NoPartials{}, ZonedInput<Type>{params.zones});
 }
 
-ENTRY(ht_combine_zones_bf16) { run<Bf16>(params); }
-ENTRY(ht_combine_zones_f16) { run<F16>(params); }
-ENTRY(ht_combine_zones_f32) { run<F32>(params); }
+ENTRY_BY_TYPE(ht_combine_zones, run<T>(params))
 
 }  // namespace nccl_ep::ht_combine_impl

@@ -54,17 +54,9 @@ __device__ __forceinline__ void run(const LlCombineNodesParams& params) {
     run<Type, FewTokens, false>(params.combine, SeveralNodes<TwoSided>{params.nodes, true});
 }
 
-ENTRY(ll_combine_bf16) { run<Bf16, FewTokens>(params); }
-ENTRY(ll_combine_f16) { run<F16, FewTokens>(params); }
-ENTRY(ll_combine_f32) { run<F32, FewTokens>(params); }
-ENTRY(ll_combine_many_bf16) { run<Bf16, ManyTokens>(params); }
-ENTRY(ll_combine_many_f16) { run<F16, ManyTokens>(params); }
-ENTRY(ll_combine_many_f32) { run<F32, ManyTokens>(params); }
-ENTRY(ll_combine_exact_bf16) { run<Bf16, AllEntries, true>(params); }
-ENTRY(ll_combine_exact_f16) { run<F16, AllEntries, true>(params); }
-ENTRY(ll_combine_exact_f32) { run<F32, AllEntries, true>(params); }
-ENTRY(ll_combine_nodes_bf16) { run<Bf16>(params); }
-ENTRY(ll_combine_nodes_f16) { run<F16>(params); }
-ENTRY(ll_combine_nodes_f32) { run<F32>(params); }
+ENTRY_BY_TYPE(ll_combine, run<T, FewTokens>(params))
+ENTRY_BY_TYPE(ll_combine_many, run<T, ManyTokens>(params))
+ENTRY_BY_TYPE(ll_combine_exact, run<T, AllEntries, true>(params))
+ENTRY_BY_TYPE(ll_combine_nodes, run<T>(params))
 
 }  // namespace nccl_ep::ll_combine_impl

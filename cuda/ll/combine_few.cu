@@ -80,8 +80,6 @@ __device__ __forceinline__ void run(const LlCombineParams& params) {
     }
 }
 
-ENTRY(ll_combine_few_bf16) { run<Bf16>(params); }
-ENTRY(ll_combine_few_f16) { run<F16>(params); }
-ENTRY(ll_combine_few_f32) { run<F32>(params); }
+ENTRY_BY_TYPE(ll_combine_few, run<T>(params))
 
 }  // namespace nccl_ep::ll_combine_few_impl

@@ -82,8 +82,6 @@ __device__ __forceinline__ void run(const LlDispatchParams& params, const Rows& 
 
 ENTRY(ll_dispatch_few) { run(params, PlainRows{}); }
 ENTRY(ll_dispatch_few_scaled) { run(params.dispatch, ForwardedRows<1>{{params.rows}}); }
-ENTRY(ll_dispatch_few_cast_bf16) { run(params.dispatch, CastRows<Bf16, 1>{{params.rows}}); }
-ENTRY(ll_dispatch_few_cast_f16) { run(params.dispatch, CastRows<F16, 1>{{params.rows}}); }
-ENTRY(ll_dispatch_few_cast_f32) { run(params.dispatch, CastRows<F32, 1>{{params.rows}}); }
+ENTRY_BY_TYPE(ll_dispatch_few_cast, run(params.dispatch, CastRows<T, 1>{{params.rows}}))
 
 }  // namespace nccl_ep::ll_dispatch_few_impl

@@ -61,8 +61,6 @@ __device__ void run_scaled(const LlScaledPackParams& params) {
 
 ENTRY(ll_pack) { run<TwoSided>(params); }
 ENTRY(ll_pack_scaled) { run_scaled<TwoSided, ForwardedRows<>>(params); }
-ENTRY(ll_pack_cast_bf16) { run_scaled<TwoSided, CastRows<Bf16>>(params); }
-ENTRY(ll_pack_cast_f16) { run_scaled<TwoSided, CastRows<F16>>(params); }
-ENTRY(ll_pack_cast_f32) { run_scaled<TwoSided, CastRows<F32>>(params); }
+ENTRY_BY_TYPE(ll_pack_cast, run_scaled<TwoSided, CastRows<T>>(params))
 
 }  // namespace nccl_ep::ll_pack_impl

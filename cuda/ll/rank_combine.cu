@@ -336,8 +336,6 @@ __device__ __forceinline__ void run(const LlRankCombineParams& params) {
     }
 }
 
-ENTRY(ll_rank_combine_bf16) { run<Bf16>(params); }
-ENTRY(ll_rank_combine_f16) { run<F16>(params); }
-ENTRY(ll_rank_combine_f32) { run<F32>(params); }
+ENTRY_BY_TYPE(ll_rank_combine, run<T>(params))
 
 }  // namespace nccl_ep::ll_rank_combine_impl

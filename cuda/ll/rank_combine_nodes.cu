@@ -38,8 +38,6 @@ __device__ __forceinline__ void run(const LlCombineNodesParams& params) {
         [](const Block<Op>& block, const UnitOfAll& outgoing) { send_unit(block, outgoing); });
 }
 
-ENTRY(ll_rank_combine_nodes_bf16) { run<Bf16>(params); }
-ENTRY(ll_rank_combine_nodes_f16) { run<F16>(params); }
-ENTRY(ll_rank_combine_nodes_f32) { run<F32>(params); }
+ENTRY_BY_TYPE(ll_rank_combine_nodes, run<T>(params))
 
 }  // namespace nccl_ep::ll_rank_combine_nodes_impl

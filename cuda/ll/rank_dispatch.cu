@@ -46,9 +46,7 @@ ENTRY(ll_rank_dispatch) {
     run(params, OneNode{params.dispatch.common.peers}, PlainRows{});
 }
 ENTRY(ll_rank_dispatch_scaled) { run_scaled<ForwardedRows<>>(params); }
-ENTRY(ll_rank_dispatch_cast_bf16) { run_scaled<CastRows<Bf16>>(params); }
-ENTRY(ll_rank_dispatch_cast_f16) { run_scaled<CastRows<F16>>(params); }
-ENTRY(ll_rank_dispatch_cast_f32) { run_scaled<CastRows<F32>>(params); }
+ENTRY_BY_TYPE(ll_rank_dispatch_cast, run_scaled<CastRows<T>>(params))
 ENTRY(ll_rank_dispatch_nodes) { run(params.dispatch, SeveralNodes<TwoSided>{params.nodes, false}, PlainRows{}); }
 ENTRY(ll_rank_dispatch_nodes_scaled) {
     run(params.dispatch, SeveralNodes<TwoSided>{params.nodes, false}, PackedRows{params.rows});

@@ -35,8 +35,6 @@ __device__ __forceinline__ void run(const LlRankDispatchParams& params, const Ro
 
 ENTRY(ll_rank_dispatch_few) { run(params, PlainRows{}); }
 ENTRY(ll_rank_dispatch_few_scaled) { run(params.dispatch, ForwardedRows<1>{{params.rows}}); }
-ENTRY(ll_rank_dispatch_few_cast_bf16) { run(params.dispatch, CastRows<Bf16, 1>{{params.rows}}); }
-ENTRY(ll_rank_dispatch_few_cast_f16) { run(params.dispatch, CastRows<F16, 1>{{params.rows}}); }
-ENTRY(ll_rank_dispatch_few_cast_f32) { run(params.dispatch, CastRows<F32, 1>{{params.rows}}); }
+ENTRY_BY_TYPE(ll_rank_dispatch_few_cast, run(params.dispatch, CastRows<T, 1>{{params.rows}}))
 
 }  // namespace nccl_ep::ll_rank_dispatch_few_impl

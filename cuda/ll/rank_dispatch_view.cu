@@ -246,8 +246,6 @@ __device__ __forceinline__ void run(const LlRankDispatchViewParams& params, cons
 
 ENTRY(ll_rank_dispatch_view) { run(params, PlainView{}); }
 ENTRY(ll_rank_dispatch_view_scaled) { run(params.view, ForwardedView{params.rows}); }
-ENTRY(ll_rank_dispatch_view_cast_bf16) { run(params.view, CastView<Bf16>{params.rows}); }
-ENTRY(ll_rank_dispatch_view_cast_f16) { run(params.view, CastView<F16>{params.rows}); }
-ENTRY(ll_rank_dispatch_view_cast_f32) { run(params.view, CastView<F32>{params.rows}); }
+ENTRY_BY_TYPE(ll_rank_dispatch_view_cast, run(params.view, CastView<T>{params.rows}))
 
 }  // namespace nccl_ep::ll_rank_dispatch_view_impl

@@ -154,7 +154,7 @@ fn header_of(file: &File) -> Result<String, Box<dyn Error>> {
     Ok(String::from_utf8(text)?)
 }
 
-/// `kernel(Params, THREADS, blocks);` of the list as a macro of the C preprocessor.
+/// `kernel(Params, THREADS, blocks);` of the list as a macro of the C preprocessor; `kernel<T>` stands for three.
 fn list_of_kernels() -> Result<String, Box<dyn Error>> {
     let source = fs::read_to_string(KERNELS)?;
     let (_, rest) = source.split_once("\nkernels! {\n").ok_or("kernels.rs has no list")?;
@@ -176,7 +176,13 @@ fn list_of_kernels() -> Result<String, Box<dyn Error>> {
     for line in list.lines().filter(|line| !line.trim().is_empty()) {
         let kernel = line.trim().strip_suffix(");").and_then(|line| line.split_once('('));
         let (name, rest) = kernel.ok_or_else(|| format!("no kernel: {line}"))?;
-        text += &format!(" \\\n    KERNEL({name}, {rest})");
+        let names = match name.strip_suffix("<T>") {
+            Some(name) => ["bf16", "f16", "f32"].map(|of| format!("{name}_{of}")).to_vec(),
+            None => vec![name.to_owned()],
+        };
+        for name in names {
+            text += &format!(" \\\n    KERNEL({name}, {rest})");
+        }
     }
     Ok(text + "\n")
 }

@@ -5,7 +5,7 @@
 #![allow(unsafe_code)]
 
 use crate::backend::cuda::driver::api::{Status, call, check, functions};
-use crate::backend::cuda::kernels::{Entry, FunctionHandle, Functions};
+use crate::backend::cuda::kernels::{FunctionHandle, Functions, Line};
 #[cfg(not(nccl_ep_cuda))]
 use crate::error::refusal::{OfSettings, Subject};
 use crate::error::{Error, Result};
@@ -87,17 +87,16 @@ pub fn load() -> Result<Functions> {
 }
 
 fn functions_of(modules: &[ModuleHandle]) -> Result<Functions> {
-    let of = |entry: &Entry| {
-        let kernel = entry.definition();
-        let name = CString::new(kernel.name).map_err(|_| Error::internal("a kernel's name contains NUL"))?;
-        let function = function(modules, &name)?;
+    let of = |name: &str, line: Line| {
+        let c_name = CString::new(name).map_err(|_| Error::internal("a kernel's name contains NUL"))?;
+        let function = function(modules, &c_name)?;
         let threads = most_threads(function)?;
-        if threads < kernel.threads {
-            return Err(Error::internal(format!("kernel {} may have {threads} threads only", kernel.name)));
+        if threads < line.threads() {
+            return Err(Error::internal(format!("kernel {name} may have {threads} threads only")));
         }
         Ok(function)
     };
-    Entry::ALL.iter().map(of).collect()
+    Line::ALL.iter().map(|line| line.names().iter().map(|name| of(name, *line)).collect()).collect()
 }
 
 /// Kernels loaded into a context.

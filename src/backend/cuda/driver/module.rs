@@ -5,7 +5,7 @@ use crate::backend::cuda::driver::api::{check, functions, raw_stream};
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::context_handle::Held;
 use crate::backend::cuda::driver::stream::StreamScope;
-use crate::backend::cuda::kernels::{Entry, FunctionHandle, Functions, Kernel, LaunchShape};
+use crate::backend::cuda::kernels::{FunctionHandle, Functions, Kernel, LaunchShape, Line};
 use crate::error::{Error, Result};
 use crate::model::ops::Stream;
 use cudarc::driver::sys;
@@ -58,18 +58,16 @@ impl Module {
         stream: Stream,
         early: bool,
     ) -> Result<()> {
-        let entry = kernel.entry;
-        let function = self.function(entry)?;
+        let function = self.functions_of(kernel.line).get(kernel.number).copied();
+        let function = function.ok_or_else(|| Error::internal(format!("kernel {} is not loaded", kernel.name())))?;
         // SAFETY: `P` is what this kernel takes: one list and one definition for both sides (`kernels`, `params`).
         unsafe { launch(function, shape, from_ref(params).cast(), stream, early) }
-            .map_err(|error| error.within(format_args!("kernel {}", entry.definition().name)))
+            .map_err(|error| error.within(format_args!("kernel {}", kernel.name())))
     }
 
-    pub fn function(&self, entry: Entry) -> Result<FunctionHandle> {
-        self.functions
-            .get(entry as usize)
-            .copied()
-            .ok_or_else(|| Error::internal(format!("kernel {} is not loaded", entry.definition().name)))
+    /// The entry points of the kernels of a line, in its order.
+    pub fn functions_of(&self, line: Line) -> &[FunctionHandle] {
+        self.functions.get(line as usize).map(AsRef::as_ref).unwrap_or_default()
     }
 }
 

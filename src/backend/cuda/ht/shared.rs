@@ -11,7 +11,7 @@ use crate::backend::cuda::group_context::GroupContext;
 use crate::backend::cuda::ht::fingerprint::HtFingerprint;
 use crate::backend::cuda::ht::grid::DeviceLimits;
 use crate::backend::cuda::ht::plan::{HandleGrids, HtLaunch, HtPlan};
-use crate::backend::cuda::kernels::{Entry, to_u32};
+use crate::backend::cuda::kernels::{Line, to_u32};
 use crate::backend::cuda::order::Order;
 use crate::backend::cuda::params::common::{KernelOp, ScaledRows, Scales};
 use crate::backend::cuda::params::ht::{
@@ -32,10 +32,9 @@ const AWAKE: Duration = Duration::from_micros(500);
 /// How long it sleeps between polls after that.
 const NAP: Duration = Duration::from_micros(20);
 
-/// Whether rows pass through the shared memory of a kernel.
-fn has_staging(entry: Entry) -> bool {
-    let name = entry.definition().name;
-    name.starts_with("ht_dispatch") || name.starts_with("ht_combine")
+/// Whether rows pass through the shared memory of kernels.
+fn have_staging(line: Line) -> bool {
+    line.names().iter().all(|name| name.starts_with("ht_dispatch") || name.starts_with("ht_combine"))
 }
 
 /// What operations need of their group.
@@ -62,8 +61,9 @@ impl HtShared {
         let _entered = driver_context.enter()?;
         let device =
             DeviceLimits { multiprocessors: context.multiprocessors, shared_bytes: driver::most_shared_bytes()? };
-        for &entry in Entry::ALL.iter().filter(|entry| has_staging(**entry)) {
-            function::allow_shared_bytes(context.module.function(entry)?, device.dynamic_shared_bytes())?;
+        let staging = Line::ALL.iter().filter(|line| have_staging(**line));
+        for function in staging.flat_map(|line| context.module.functions_of(*line)) {
+            function::allow_shared_bytes(*function, device.dynamic_shared_bytes())?;
         }
         Ok(Self {
             plan,

@@ -159,11 +159,11 @@ BUGS = (
         "op.receives();", FEW_BY_RANK),
     # ---- Combine --------------------------------------------------------------------------------
     Bug("weights not waited for", "ll/combine_send.cuh",
-        "weight = wait_for_packet_in(op, op.here().entries(home, token) + lane_idx(),\n"
-        "                                                op.from(home, WAIT_WEIGHT));",
+        "weight = wait_for_packet_in(op, op.here().entries(outgoing.rank, outgoing.token) + lane_idx(),\n"
+        "                                    op.from(outgoing.rank, WAIT_WEIGHT));",
         "weight = {true, __float_as_uint(0.5f)};"),
     Bug("a sum without its weights", "ll/combine_send.cuh",
-        "if (!Op::kExact && all_lanes(weight.ok)) {", "if (!Op::kExact) {",
+        "if (all_lanes(has_weight)) {", "{",
         "2 test_ll ll_no_sum_is_sent_without_its_weights"),
     Bug("the first of equal ids means all", "ll/topk_weights.cuh", " || meant != nth) {", ") {",
         "2 test_ll permuted"),

@@ -38,63 +38,58 @@ __device__ __forceinline__ int32_t row_of_lane(const Block<Op>& block, uint32_t 
     return lane_idx() < block.shape.top_k ? block.op.rows_of(home, token)[lane_idx()] : kNowhere;
 }
 
-// One warp sends some chunks; `found` is what row_of_lane says. The handle's memory holds anything if its
-// dispatch has not run; no such row is taken at its word.
-template <typename Type, typename Op>
-__device__ void send_unit(const Block<Op>& block, const UnitOfAll& outgoing, int32_t found) {
-    const Op& op = block.op;
-    const uint32_t home = outgoing.rank;
-    const uint32_t token = outgoing.token;
+// Lists a token's rows as the warp's addends, in the order of k; `found` is what row_of_lane says. Returns the lanes
+// that have one. The handle's memory holds anything if its dispatch has not run; no such row is taken at its word.
+template <typename Op>
+__device__ __forceinline__ LaneMask list_rows(const Block<Op>& block, int32_t found) {
     const bool is_row = found < 0 || static_cast<uint32_t>(found) < block.output.rows();
     const int32_t row = is_row ? found : kNowhere;
     const LaneMask named = ballot(row != kNowhere);
-    if (!named.any()) {
-        return;
-    }
-    const Chunks<Op::kChunks> chunks(block.shape, outgoing.number);
-    Addend* const addends = block.addends();
     if (named.has_this()) {
-        addends[named.count_before()] = {row, 0.0f, static_cast<int32_t>(lane_idx())};
+        block.addends()[named.count_before()] = {row, 0.0f, static_cast<int32_t>(lane_idx())};
     }
     sync_warp();
-    const auto row_in = [&](uint32_t slot) { return op.at(op.nodes.forwarder_of(home)).row(slot); };
-    // A row that travels alone is sent as it is, without its weight.
-    const uint32_t count = named.count();
-    Vec16 alone[Op::kChunks];
-    Sum<Type, Op::kChunks> sum;
-    Arrival weight = {true, 0};
+    return named;
+}
+
+// Loads chunks of the rows of the next addends, from `base` on, of `count` in all.
+template <typename Op>
+__device__ __forceinline__ void load_rows(const Block<Op>& block, uint32_t base, uint32_t count,
+                                          const Chunks<Op::kChunks>& chunks, Vec16 (&vec)[Op::kSendRows][Op::kChunks]) {
+    const Addend* const addends = block.addends();
+#pragma unroll
+    for (uint32_t i = 0; i < Op::kSendRows; ++i) {
+        const int32_t from = base + i < count ? addends[base + i].index : kDropped;
+        const Vec16* at = reinterpret_cast<const Vec16*>(
+            block.params.rows + row_format(block.shape).offset(max(from, 0)) + chunks.lane_byte());
+#pragma unroll
+        for (uint32_t j = 0; j < Op::kChunks; ++j) {
+            vec[i][j] = {{0, 0, 0, 0}};
+            if (from >= 0 && chunks.holds(j)) {
+                vec[i][j] = ld_const(at + j * kWarpSize);
+            }
+        }
+    }
+}
+
+// A slot of the bank that rows for `home` go to.
+template <typename Op>
+__device__ __forceinline__ BankRow<Remote> row_at_home(const Block<Op>& block, uint32_t home, uint32_t slot) {
+    return block.op.at(block.op.nodes.forwarder_of(home)).row(slot);
+}
+
+// Sends chunks of each of `count` addends' rows to a slot of its own.
+template <typename Op>
+__device__ __forceinline__ void send_each(const Block<Op>& block, const UnitOfAll& outgoing, uint32_t count,
+                                          const Chunks<Op::kChunks>& chunks) {
+    const Addend* const addends = block.addends();
 #pragma unroll 1
     for (uint32_t base = 0; base < count; base += Op::kSendRows) {
         Vec16 vec[Op::kSendRows][Op::kChunks];
-#pragma unroll
-        for (uint32_t i = 0; i < Op::kSendRows; ++i) {
-            const int32_t from = base + i < count ? addends[base + i].index : kDropped;
-            const Vec16* at = reinterpret_cast<const Vec16*>(
-                block.params.rows + row_format(block.shape).offset(max(from, 0)) + chunks.lane_byte());
-#pragma unroll
-            for (uint32_t j = 0; j < Op::kChunks; ++j) {
-                vec[i][j] = {{0, 0, 0, 0}};
-                if (from >= 0 && chunks.holds(j)) {
-                    vec[i][j] = ld_const(at + j * kWarpSize);
-                }
-            }
-        }
-        if (base == 0) {
-#pragma unroll
-            for (uint32_t j = 0; j < Op::kChunks; ++j) {
-                alone[j] = vec[0][j];
-            }
-            if (!Op::kExact && count != 1) {
-                if (named.has_this()) {
-                    weight = wait_for_packet_in(op, op.here().entries(home, token) + lane_idx(),
-                                                op.from(home, WAIT_WEIGHT));
-                    addends[named.count_before()].weight = __uint_as_float(weight.data);
-                }
-                sync_warp();
-            }
-        }
+        load_rows(block, base, count, chunks, vec);
         const auto row_of = [&](uint32_t i) {
-            return row_in(block.bank_slots.of_entry(token, addends[base + i].peer));
+            return row_at_home(block, outgoing.rank,
+                               block.bank_slots.of_entry(outgoing.token, addends[base + i].peer));
         };
         uint32_t with_sentinel = 0;
 #pragma unroll
@@ -102,24 +97,86 @@ __device__ void send_unit(const Block<Op>& block, const UnitOfAll& outgoing, int
             if (base + i >= count) {
                 break;
             }
-            if constexpr (Op::kExact) {
-                const uint32_t found = put_chunks(row_of(i), chunks, [&](uint32_t j) { return vec[i][j]; });
-                with_sentinel |= found << (i * Op::kChunks);
-            } else {
-                sum.add(vec[i], addends[base + i].weight);
-            }
+            const uint32_t found = put_chunks(row_of(i), chunks, [&](uint32_t j) { return vec[i][j]; });
+            with_sentinel |= found << (i * Op::kChunks);
         }
-        if (Op::kExact && any_lane(with_sentinel != 0)) {
+        if (any_lane(with_sentinel != 0)) {
 #pragma unroll 1
             for (uint32_t i = 0; i < min(Op::kSendRows, count - base); ++i) {
-                signal_sentinels(op, row_of(i), chunks, with_sentinel >> (i * Op::kChunks));
+                signal_sentinels(block.op, row_of(i), chunks, with_sentinel >> (i * Op::kChunks));
             }
         }
     }
+}
+
+// Fills in the weights of the addends of the lanes `named`, as they come. False in a lane whose weight does not.
+template <typename Op>
+__device__ __forceinline__ bool await_weights(const Block<Op>& block, const UnitOfAll& outgoing, LaneMask named) {
+    const Op& op = block.op;
+    Arrival weight = {true, 0};
+    if (named.has_this()) {
+        weight = wait_for_packet_in(op, op.here().entries(outgoing.rank, outgoing.token) + lane_idx(),
+                                    op.from(outgoing.rank, WAIT_WEIGHT));
+        block.addends()[named.count_before()].weight = __uint_as_float(weight.data);
+    }
+    sync_warp();
+    return weight.ok;
+}
+
+// Sends chunks of the weighted sum of the rows of the lanes `named`. A row that travels alone is sent as it is, without
+// its weight.
+template <typename Type, typename Op>
+__device__ __forceinline__ void send_sum(const Block<Op>& block, const UnitOfAll& outgoing, LaneMask named,
+                                         const Chunks<Op::kChunks>& chunks) {
+    const Op& op = block.op;
+    const Addend* const addends = block.addends();
+    const uint32_t count = named.count();
+    Vec16 alone[Op::kChunks];
+    Sum<Type, Op::kChunks> sum;
+    bool has_weight = true;
+#pragma unroll 1
+    for (uint32_t base = 0; base < count; base += Op::kSendRows) {
+        Vec16 vec[Op::kSendRows][Op::kChunks];
+        load_rows(block, base, count, chunks, vec);
+        if (base == 0) {
+#pragma unroll
+            for (uint32_t j = 0; j < Op::kChunks; ++j) {
+                alone[j] = vec[0][j];
+            }
+            // While the rows are under way.
+            if (count != 1) {
+                has_weight = await_weights(block, outgoing, named);
+            }
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < Op::kSendRows; ++i) {
+            if (base + i >= count) {
+                break;
+            }
+            sum.add(vec[i], addends[base + i].weight);
+        }
+    }
     // The home may be late, not gone, and would take a sum without its weights for a right one.
-    if (!Op::kExact && all_lanes(weight.ok)) {
-        send_chunks(op, row_in(block.bank_slots.of_sum(op.nodes.number_of(home), token, op.common.peers.rank)), chunks,
+    if (all_lanes(has_weight)) {
+        const uint32_t slot =
+            block.bank_slots.of_sum(op.nodes.number_of(outgoing.rank), outgoing.token, op.common.peers.rank);
+        send_chunks(op, row_at_home(block, outgoing.rank, slot), chunks,
                     [&](uint32_t i) { return count == 1 ? alone[i] : sum.rounded(i); });
+    }
+}
+
+// One warp sends some chunks; `found` is what row_of_lane says.
+template <typename Type, typename Op>
+__device__ void send_unit(const Block<Op>& block, const UnitOfAll& outgoing, int32_t found) {
+    const LaneMask named = list_rows(block, found);
+    if (!named.any()) {
+        return;
+    }
+    const Chunks<Op::kChunks> chunks(block.shape, outgoing.number);
+    if constexpr (Op::kExact) {
+        send_each(block, outgoing, named.count(), chunks);
+    } else {
+        send_sum<Type>(block, outgoing, named, chunks);
     }
     sync_warp();  // its addends are done with
 }

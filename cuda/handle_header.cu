@@ -25,8 +25,8 @@ __device__ void compare(const HandleHeaderParams& params, uint32_t word) {
     const uint32_t got = word < HANDLE_HEADER_COMPARED ? params.header[word] : 0;
     const LaneMask wrong = ballot(got != expected);
     if (wrong.any() && wrong.first() == lane_idx()) {
-        report_failure(params.wait, FAULT_FOREIGN_STATE, {word, params.peers.rank, 0}, expected,
-                       got);
+        report_failure(params.wait, FAULT_FOREIGN_STATE, {word, params.peers.rank, 0}, {expected},
+                       {got});
         broadcast_failure(params.peers, params.wait);
     }
 }

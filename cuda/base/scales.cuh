@@ -36,7 +36,7 @@ struct ScalePart {
         if (is_one_access()) {
             store_at_once(part);
         } else {
-            store_apart(rows, view, scales, first, part.word[0], part.word[1], part.word[2], part.word[3]);
+            store_apart(rows, view, scales, first, part);
         }
     }
 
@@ -83,9 +83,8 @@ struct ScalePart {
         return ScalePart{rows, view, scales, first}.load_slowly();
     }
     __device__ __noinline__ static void store_apart(const ScaledRows& rows, const ScaleView& view, uint8_t* scales,
-                                                    uint32_t first, uint32_t w0, uint32_t w1, uint32_t w2,
-                                                    uint32_t w3) {
-        ScalePart{rows, view, scales, first}.store_slowly({{w0, w1, w2, w3}});
+                                                    uint32_t first, const Vec16 part) {
+        ScalePart{rows, view, scales, first}.store_slowly(part);
     }
     // Whether the 16 bytes lie together, and are all scales.
     __device__ bool is_dense() const {

@@ -88,7 +88,7 @@ struct PairRows {
 // One thread: the operation cannot be carried out here, FAULT_...; `peer` is the rank concerned.
 __device__ inline void fail(const HtCommon& common, uint32_t fault, uint32_t peer,
                             uint32_t expected, uint32_t got) {
-    report_failure(common.wait, fault, {WAIT_STREAMED_ROW, peer, 0}, expected, got);
+    report_failure(common.wait, fault, {WAIT_STREAMED_ROW, peer, 0}, {expected}, {got});
     broadcast_failure(common.peers, common.wait);
 }
 
@@ -139,7 +139,7 @@ __device__ inline bool begin_operation(const HtCommon& common, const Scope& scop
         if (pairs.failure != kOwnFailure && threadIdx.x == 0) {
             const uint32_t peer = pairs.failure - 1;
             report_failure(common.wait, FAULT_PEER_FAILED,
-                           {WAIT_STREAMED_ROW, peer, pairs.operation}, pairs.operation, peer);
+                           {WAIT_STREAMED_ROW, peer, pairs.operation}, {pairs.operation}, {peer});
         }
         return false;
     }
@@ -278,7 +278,7 @@ struct ScalesWords {
 __device__ inline void fail_for_scales(const HtCommon& common, uint32_t peer, uint32_t fingerprint,
                                        const ScalesWords& scales) {
     report_failure(common.wait, FAULT_DIFFERS, {WAIT_STREAMED_ROW, peer, 0},
-                   common.shape.fingerprint, fingerprint, 0, scales.own, scales.peer);
+                   {common.shape.fingerprint, scales.own}, {fingerprint, scales.peer});
     broadcast_failure(common.peers, common.wait);
 }
 

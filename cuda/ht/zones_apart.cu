@@ -19,7 +19,7 @@ template <typename Params>
 __device__ bool has_room(const Params& params, uint32_t rows, uint32_t fault) {
     const uint32_t needed = slots_needed(params.zones);
     if (rows < needed && blockIdx.x == 0 && threadIdx.x == 0) {
-        report_failure(params.wait, fault, {WAIT_STREAMED_ROW, params.peers.rank, 0}, needed, rows);
+        report_failure(params.wait, fault, {WAIT_STREAMED_ROW, params.peers.rank, 0}, {needed}, {rows});
         broadcast_failure(params.peers, params.wait);
     }
     return rows >= needed;

@@ -124,8 +124,8 @@ struct SeveralNodes {
 
 // As other failures (protocol.cuh).
 struct ReportsAsAll {
-    __device__ static void report(const LlCommon& common, uint32_t fault, const Awaited& awaited,
-                                  const uint32_t (&ours)[2], const uint32_t (&theirs)[2]);
+    __device__ static void report(const LlCommon& common, uint32_t fault, const Awaited& awaited, Reported ours,
+                                  Reported theirs);
 };
 
 // The header of a message of this rank.

@@ -179,15 +179,15 @@ __device__ inline bool stages_otherwise(const Op& op, uint32_t rank) {
 __device__ __noinline__ static void fail(const LlCommon& common, uint32_t fault, const Awaited awaited, uint32_t ours,
                                          uint32_t theirs, uint64_t waited_ns = 0, uint32_t their_scales = 0) {
     const WaitParams wait = common.wait;
-    if (report_first(wait, fault, awaited, ours, theirs, waited_ns, common.scales_word, their_scales) &&
+    if (report_first(wait, fault, awaited, {ours, common.scales_word}, {theirs, their_scales}, waited_ns) &&
         fault != FAULT_PEER_FAILED) {
         tell_failure(common.peers, wait);
     }
 }
 
 __device__ __forceinline__ void ReportsAsAll::report(const LlCommon& common, uint32_t fault, const Awaited& awaited,
-                                                     const uint32_t (&ours)[2], const uint32_t (&theirs)[2]) {
-    fail(common, fault, awaited, ours[0], theirs[0], 0, theirs[1]);
+                                                     Reported ours, Reported theirs) {
+    fail(common, fault, awaited, ours.word, theirs.word, 0, theirs.scales);
 }
 
 // Why a wait for `rank` must be given up: FAULT_NONE if it goes on; `got` becomes the rank that has failed, if one has.

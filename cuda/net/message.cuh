@@ -24,8 +24,8 @@ __device__ __forceinline__ Byte* body_of(Byte* message) {
 struct ReportsApart {
     template <typename Common>
     __device__ __forceinline__ static void report(const Common& common, uint32_t fault, const Awaited& awaited,
-                                                  const uint32_t (&ours)[2], const uint32_t (&theirs)[2]) {
-        if (report_failure(common.wait, fault, awaited, ours[0], theirs[0], 0, ours[1], theirs[1])) {
+                                                  Reported ours, Reported theirs) {
+        if (report_failure(common.wait, fault, awaited, ours, theirs)) {
             broadcast_failure(common.peers, common.wait);
         }
     }

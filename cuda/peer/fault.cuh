@@ -12,22 +12,28 @@ struct Awaited {
     uint32_t epoch;
 };
 
+// What a report says was expected, or what it says came instead: a word whose meaning is the fault's and, where that
+// describes rows, the scales word of these.
+struct Reported {
+    uint32_t word;
+    uint32_t scales = 0;
+};
+
 // Reports FAULT_... to the host if it is the group's first failure, and returns whether it is; later ones
-// are consequences and stay silent. Scales are given where `expected` and `got` describe rows.
+// are consequences and stay silent.
 __device__ __forceinline__ bool report_first(const WaitParams& wait, uint32_t fault, const Awaited& awaited,
-                                             uint32_t expected, uint32_t got, uint64_t waited_ns,
-                                             uint32_t expected_scales, uint32_t got_scales) {
+                                             Reported expected, Reported got, uint64_t waited_ns) {
     if (cas_relaxed_gpu(wait.failed, 0, 1) != 0) {
         return false;
     }
     wait.report->op = wait.op;
     wait.report->what = awaited.what;
     wait.report->peer = awaited.peer;
-    wait.report->expected = expected;
-    wait.report->got = got;
+    wait.report->expected = expected.word;
+    wait.report->got = got.word;
     wait.report->waited_ms = static_cast<uint32_t>(waited_ns / 1000000);
-    wait.report->expected_scales = expected_scales;
-    wait.report->got_scales = got_scales;
+    wait.report->expected_scales = expected.scales;
+    wait.report->got_scales = got.scales;
     st_release_sys(&wait.report->state, fault);
     return true;
 }
@@ -46,9 +52,8 @@ __device__ __forceinline__ void tell_failure(const PeerTable& peers, const WaitP
 
 // Both as functions that are not inlined, as nearly every function of a kernel could fail, and hardly any does.
 __device__ __noinline__ static bool report_failure(const WaitParams& wait, uint32_t fault, const Awaited& awaited,
-                                                   uint32_t expected, uint32_t got, uint64_t waited_ns = 0,
-                                                   uint32_t expected_scales = 0, uint32_t got_scales = 0) {
-    return report_first(wait, fault, awaited, expected, got, waited_ns, expected_scales, got_scales);
+                                                   Reported expected, Reported got, uint64_t waited_ns = 0) {
+    return report_first(wait, fault, awaited, expected, got, waited_ns);
 }
 __device__ __noinline__ static void broadcast_failure(const PeerTable& peers, const WaitParams& wait) {
     tell_failure(peers, wait);

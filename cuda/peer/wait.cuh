@@ -54,14 +54,14 @@ __device__ __noinline__ uint64_t keep_waiting(const Common& common, const Awaite
     const uint64_t waited_ns = now - start;
     const uint32_t failed_rank = ld_relaxed_sys(wait.peer_failed);
     if (failed_rank != 0) {
-        report_failure(wait, FAULT_PEER_FAILED, awaited, awaited.epoch, failed_rank - 1, waited_ns);
+        report_failure(wait, FAULT_PEER_FAILED, awaited, {awaited.epoch}, {failed_rank - 1}, waited_ns);
         return kGivenUp;
     }
     if (waited_ns <= wait.timeout_ns) {
         return start;
     }
     // Not in a self test: there each rank reports by itself who did not answer.
-    if (report_failure(wait, FAULT_TIMEOUT, awaited, awaited.epoch, got, waited_ns) &&
+    if (report_failure(wait, FAULT_TIMEOUT, awaited, {awaited.epoch}, {got}, waited_ns) &&
         wait.op != KERNEL_OP_PEER_SELFTEST) {
         broadcast_failure(common.peers, wait);
     }

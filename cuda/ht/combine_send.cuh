@@ -92,18 +92,17 @@ __device__ __forceinline__ void poll_credits(const Block& block) {
 template <typename Block>
 __device__ void send_rows(const Block& block, typename Block::Buffers& staging, NotifyQueue& queue) {
     HtPairs& pairs = block.shared.pairs;
-    Scheduler& scheduler = block.shared.scheduler;
+    const Sequences sequences = {block.shared.scheduler, pairs.to_send, block.senders, block.ranks()};
     const auto is_ready = [&](uint32_t home, uint32_t index, uint32_t) {
         const uint32_t sequence = unit_of_row(WholeSlots{}, pairs.sent[home], index);
         return block.senders_fill_rings() ? is_credited(block.common, home, sequence)
                                           : has_credit(pairs, home, sequence);
     };
     const auto wait_for_row = [&] {
-        return next_row(block.common, {WAIT_CREDIT, kNoPeer, pairs.operation}, scheduler,
-                        pairs.to_send, block.senders, block.ranks(), is_ready, [&] {
-                            poll_credits(block);
-                            return false;
-                        });
+        return next_row(block.common, {WAIT_CREDIT, kNoPeer, pairs.operation}, sequences, is_ready, [&] {
+            poll_credits(block);
+            return false;
+        });
     };
     Work work = wait_for_row();
     if (work.peer != kNoPeer) {
@@ -114,7 +113,7 @@ __device__ void send_rows(const Block& block, typename Block::Buffers& staging, 
         store_row(block, returning, staging, queue);
         // The next row is loaded while this one is under way; but if no next one has a credit, nobody must
         // wait for the notification of this one.
-        work = try_next_row(scheduler, pairs.to_send, block.senders, block.ranks(), is_ready);
+        work = try_next_row(sequences, is_ready);
         const bool is_loading = work.peer != kNoPeer;
         if (is_loading) {
             load_chunk(block, {work.peer, work.index}, 0, staging);

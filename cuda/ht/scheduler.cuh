@@ -26,21 +26,28 @@ struct Work {
     uint32_t left;
 };
 
-// One warp looks once for a row for which `is_ready(peer, index, turn)` holds. `counts` are the rows of each
-// sequence.
+// The sequences whose rows are dealt to the blocks of a share, as one of these sees them.
+struct Sequences {
+    Scheduler& scheduler;
+    // Rows of each.
+    const uint32_t* counts;
+    const Share& share;
+    uint32_t ranks;
+};
+
+// One warp looks once for a row for which `is_ready(peer, index, turn)` holds.
 template <typename Ready>
-__device__ __forceinline__ Work try_next_row(Scheduler& scheduler, const uint32_t* counts,
-                                             const Share& share, uint32_t ranks, Ready is_ready) {
+__device__ __forceinline__ Work try_next_row(const Sequences& sequences, Ready is_ready) {
     Work work = {kNoPeer, 0, kNoPeer};
-    for (uint32_t base = 0; base < ranks; base += kWarpSize) {
+    for (uint32_t base = 0; base < sequences.ranks; base += kWarpSize) {
         const uint32_t peer = base + lane_idx();
         uint32_t turn = 0;
         uint32_t index = 0;
         bool left = false;
-        if (peer < ranks) {
-            turn = ld_relaxed_cta_shared(&scheduler.next[peer]);
-            index = row_of_turn(share, peer, turn);
-            left = index < counts[peer];
+        if (peer < sequences.ranks) {
+            turn = ld_relaxed_cta_shared(&sequences.scheduler.next[peer]);
+            index = row_of_turn(sequences.share, peer, turn);
+            left = index < sequences.counts[peer];
         }
         const bool ready = left && is_ready(peer, index, turn);
         const LaneMask with_rows = ballot(left);
@@ -53,7 +60,7 @@ __device__ __forceinline__ Work try_next_row(Scheduler& scheduler, const uint32_
             const uint32_t lane = candidates.first_from(warp_idx() % kWarpSize);
             bool won = false;
             if (lane_idx() == lane) {
-                won = atomicCAS(&scheduler.next[peer], turn, turn + 1) == turn;
+                won = atomicCAS(&sequences.scheduler.next[peer], turn, turn + 1) == turn;
             }
             if (ballot(won).any()) {
                 work.peer = base + lane;
@@ -70,13 +77,11 @@ __device__ __forceinline__ Work try_next_row(Scheduler& scheduler, const uint32_
 // Takes a row, waiting until one is ready; kNoPeer when none is left or the operation has failed. While none is
 // ready `idle` is called; it ends the wait by returning true. `awaited` lacks only the peer.
 template <typename Ready, typename Idle>
-__device__ __forceinline__ Work next_row(const HtCommon& common, Awaited awaited,
-                                         Scheduler& scheduler, const uint32_t* counts,
-                                         const Share& share, uint32_t ranks, Ready is_ready,
-                                         Idle idle) {
+__device__ __forceinline__ Work next_row(const HtCommon& common, Awaited awaited, const Sequences& sequences,
+                                         Ready is_ready, Idle idle) {
     Work work;
     const auto look = [&] {
-        work = try_next_row(scheduler, counts, share, ranks, is_ready);
+        work = try_next_row(sequences, is_ready);
         awaited.peer = work.left;
         return work.peer != kNoPeer || work.left == kNoPeer || idle();
     };

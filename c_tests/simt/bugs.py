@@ -201,9 +201,10 @@ BUGS = (
         "4 test_ll rank_major_shapes"),
     # ---- Views ----------------------------------------------------------------------------------
     Bug("a view is cleaned before anybody has read it", "ll/view_receive.cuh",
-        "block.view.gently != 0, comes, vec)) {\n            return;\n        }\n",
-        "block.view.gently != 0, comes, vec)) {\n            return;\n        }\n"
-        "        let_go<ChunkData>({const_cast<uint8_t*>(rows + view_row(block.shape, row)), nullptr},\n"
+        "unit.chunk(block.shape, block.view), vec)) {\n            return;\n        }\n",
+        "unit.chunk(block.shape, block.view), vec)) {\n            return;\n        }\n"
+        "        const uint32_t number = source * block.shape.max_tokens + unit.row;\n"
+        "        let_go<ChunkData>({const_cast<uint8_t*>(block.view.rows + view_row(block.shape, number)), nullptr},\n"
         "                          unit.chunk(block.shape, block.view));\n", VIEWS),
     Bug("a view is not cleaned", "ll/rank_combine.cu", "            clean_row(block, outgoing.row, chunk);\n", "",
         VIEWS),

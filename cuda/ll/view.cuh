@@ -177,14 +177,14 @@ __device__ __forceinline__ bool is_flagged(const Op& op, uint32_t row, uint32_t 
     return flagged_lanes(op, lane_idx() == 0 ? op.here().row(row).flags + chunk : nullptr).any();
 }
 
-// A warp waits for its chunk of a row from `rank` that lies at `from`; its flags are those of row `number`. False if
-// the row does not come: `row` says whether it may, and whether that is known. After a wait that was given up `vec`
-// holds anything. `gently` pauses between polls.
+// A warp waits for its chunk of number `row.index` of the rows from `row.source`. False if the row does not come: `row`
+// says whether it may, and whether that is known. After a wait that was given up `vec` holds anything.
 template <typename Op, typename Row>
-__device__ __forceinline__ bool await_chunk(const Op& op, LateOfBlock& late, const uint8_t* from, uint32_t number,
-                                            const Chunk& chunk, uint32_t rank, bool gently, const Row& row,
-                                            Vec16& vec) {
+__device__ __forceinline__ bool await_chunk(const Op& op, const LlView& view, LateOfBlock& late, const Row& row,
+                                            const Chunk& chunk, Vec16& vec) {
     const bool holds = chunk.holds();
+    const uint32_t number = row.source * op.common.shape.max_tokens + row.index;
+    const uint8_t* from = view.rows + view_row(op.common.shape, number);
     const auto* at = reinterpret_cast<const Vec16*>(from + chunk.lane_byte());
     vec = {{0, 0, 0, 0}};
     uint64_t start = 0;
@@ -201,13 +201,13 @@ __device__ __forceinline__ bool await_chunk(const Op& op, LateOfBlock& late, con
             return false;
         }
         spin_hint();
-        if (gently) {
+        if (view.gently != 0) {
             spin_gently();
         }
         if (++polls % kPollsOfChunk == 0 && any_lane(row.is_known())) {
             start = is_flagged(op, number, chunk.index)
                         ? kIsThere
-                        : keep_waiting_for(op.common, late, WAIT_ROW, rank, op.epoch, start);
+                        : keep_waiting_for(op.common, late, WAIT_ROW, row.source, op.epoch, start);
             if (any_lane(start == kGivenUp)) {
                 return true;
             }

@@ -74,7 +74,8 @@ __device__ __forceinline__ void hear_sources(const Block& block) {
 
 // Number `index` of the rows from a source.
 struct RowFrom {
-    const uint32_t* rows;
+    const uint32_t* rows;  // how many there are
+    uint32_t source;
     uint32_t index;
 
     __device__ bool is_known() const { return ld_relaxed_cta_shared(rows) != kUnheard; }
@@ -83,15 +84,11 @@ struct RowFrom {
 
 // A warp waits for its chunks of the rows from `source`, before it is known how many there are.
 __device__ __forceinline__ void await_rows(const Block& block, uint32_t source) {
-    const Op& op = block.op;
-    const uint8_t* rows = block.view.rows;
 #pragma unroll 1
     for (ViewUnit unit = block.first; unit.row < block.shape.max_tokens; unit.next(block.view)) {
-        const RowFrom comes = {&block.shared.rows_from[source], unit.row};
-        const uint32_t row = source * block.shape.max_tokens + unit.row;
+        const RowFrom row = {&block.shared.rows_from[source], source, unit.row};
         Vec16 vec;
-        if (!await_chunk(op, block.shared.late, rows + view_row(block.shape, row), row,
-                         unit.chunk(block.shape, block.view), source, block.view.gently != 0, comes, vec)) {
+        if (!await_chunk(block.op, block.view, block.shared.late, row, unit.chunk(block.shape, block.view), vec)) {
             return;
         }
     }
@@ -156,7 +153,7 @@ __device__ __forceinline__ void receive_entries(const Block& block, uint32_t sou
 // are: polls before that delay the rows.
 __device__ __forceinline__ void receive_scales(const Block& block, const ScaledRows& rows, uint32_t source,
                                                uint32_t part) {
-    const RowFrom first = {&block.shared.rows_from[source], 0};
+    const RowFrom first = {&block.shared.rows_from[source], source, 0};
     while (any_lane(!first.is_known())) {
         shared_spin_hint();
     }

@@ -175,7 +175,6 @@ pub unsafe extern "C" fn ncclEpUpdateHandle(
 /// # Safety
 /// Pointers are NULL or valid for what they are documented to be.
 #[unsafe(no_mangle)]
-#[allow(clippy::too_many_arguments)] // The ABI's.
 pub unsafe extern "C" fn ncclEpCreateHandle(
     handle: *mut ncclEpHandle_t,
     ep_group: ncclEpGroup_t,

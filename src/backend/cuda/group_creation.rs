@@ -165,16 +165,7 @@ pub(super) fn open(
     stream: Stream,
 ) -> Result<OpenGroup> {
     let view = &Arc::new(NodeView::new(topology, facts.rank));
-    let prepared = Prepared::new(&on, facts, view, choices);
-    let record = prepared.as_ref().map(|own| own.record.clone());
-    let records = bootstrap.agree(record.map_err(Error::clone), GroupWindows::RECORD_BYTES, stream);
-    let mut own = prepared?;
-    // Where a rank is known to have refused, none maps a window.
-    if records.is_ok() || bootstrap.lost().is_some() {
-        own.windows.publish();
-    }
-    let records = records?;
-
+    let (own, records) = meet(Prepared::new(&on, facts, view, choices), &bootstrap, stream)?;
     let mut windows = own.windows;
     let outcome = windows.map_peers(view, &records, own.layout.bytes);
     if let Err(error) = agree_on(&bootstrap, &outcome, stream) {
@@ -217,6 +208,18 @@ pub(super) fn open(
         mode,
     };
     Ok(group.opened())
+}
+
+/// Exchanges the records of the ranks' windows, once all have `prepared`.
+fn meet(prepared: Result<Prepared>, bootstrap: &Bootstrap, stream: Stream) -> Result<(Prepared, Vec<Vec<u8>>)> {
+    let record = prepared.as_ref().map(|own| own.record.clone());
+    let records = bootstrap.agree(record.map_err(Error::clone), GroupWindows::RECORD_BYTES, stream);
+    let mut own = prepared?;
+    // Where a rank is known to have refused, none maps a window.
+    if records.is_ok() || bootstrap.lost().is_some() {
+        own.windows.publish();
+    }
+    Ok((own, records?))
 }
 
 /// Connects the nodes for messages of up to `most_bytes`, if there are several and all ranks have `tested` their

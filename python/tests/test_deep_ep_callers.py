@@ -169,16 +169,9 @@ def test_sglang_one_buffer_for_both_modes(deep_ep, kept, world, device):
     torch.testing.assert_close(torch.cat(outputs).float(), want, rtol=0.2, atol=0.2)
 
 
-def test_megatron_core(deep_ep, kept, world, device):
-    """Its two autograd functions: backward of a dispatch is a combine with weights and the other way
-    round; the handle goes through autograd as it is. The Buffer is dropped without `destroy`."""
-    problem = Problem(*world, hidden=64, dtype=torch.float32, masked=True, device=device)
-    made: list = []
-
-    def get_buffer(group, hidden_bytes):
-        if not made or made[-1].group != group or made[-1].num_nvl_bytes < hidden_bytes:
-            made[:] = [deep_ep.Buffer(group, hidden_bytes, 0)]
-        return made[-1]
+def megatron_functions(get_buffer):
+    """Megatron-Core's two autograd functions: backward of a dispatch is a combine with weights and the other way round;
+    the handle goes through autograd as it is."""
 
     class FusedDispatch(torch.autograd.Function):
         @staticmethod
@@ -219,13 +212,27 @@ def test_megatron_core(deep_ep, kept, world, device):
                 allocate_on_comm_stream=False)
             return rows, None, None
 
+    return FusedDispatch, FusedCombine
+
+
+def test_megatron_core(deep_ep, kept, world, device):
+    """A layer's forward and backward. The Buffer is dropped without `destroy`."""
+    problem = Problem(*world, hidden=64, dtype=torch.float32, masked=True, device=device)
+    made: list = []
+
+    def get_buffer(group, hidden_bytes):
+        if not made or made[-1].group != group or made[-1].num_nvl_bytes < hidden_bytes:
+            made[:] = [deep_ep.Buffer(group, hidden_bytes, 0)]
+        return made[-1]
+
+    fused_dispatch, fused_combine = megatron_functions(get_buffer)
     tokens, weights = problem.tokens.requires_grad_(), problem.weights.requires_grad_()
     local = problem.num_experts // world[1]
-    rows, ids, factors, counts, handle = FusedDispatch.apply(
+    rows, ids, factors, counts, handle = fused_dispatch.apply(
         tokens, problem.topk_idx, weights, problem.num_experts, dist.group.WORLD)
     assert counts.sum().item() == (ids >= 0).sum().item()
     results = experts_by_row(problem, rows, ids, factors, local)
-    output = FusedCombine.apply(results, dist.group.WORLD, handle)
+    output = fused_combine.apply(results, dist.group.WORLD, handle)
     problem.backward(output)
     want = problem.dense()
     problem.close(output, want.output)

@@ -127,50 +127,63 @@ def all_runs(ranks: Sequence[int], exact_ranks: int) -> Iterator[Run]:
             yield Run("test_second", "test_second", (), count, needs_ht=True)
             yield Run("test_memory", "test_memory", (), count)
     yield Run("test_fuzz/threads", "test_fuzz", _FUZZ_THREADS, few, cpu_only=True)
-    for label, options in _FAULTS if few >= 2 else ():
-        yield Run(f"test_faults/{label}", "test_faults", ("--ranks", str(few), *options), few, forks=True)
     if few >= 2:
-        yield Run("test_transport/connecting", "test_transport",
-                  ("--ranks", str(few), "--times", "5", "creation"), few, forks=True,
-                  nccl_only=True, cpu_only=True, environment=_CONNECTING)
+        yield from _failing_runs(few)
     for count in ranks:
         # Losses take their time; three ranks add no case to those of two and four.
-        is_between = count == 3 and ranks[-1] > 3
-        if count >= 2 and not is_between:
-            yield Run("test_death", "test_death", ("--ranks", str(count)), count, forks=True)
-        if 2 <= count <= _MOST_TRANSPORT_RANKS:
-            word = ("arrive",) if is_between else ()
-            yield Run("test_transport", "test_transport", ("--ranks", str(count), *word), count,
-                      forks=True, nccl_only=True)
+        yield from _forking_runs(count, is_between=count == 3 and ranks[-1] > 3)
         if count in _EP_TEST_RANKS:
             whole = count == _EP_TEST_MATRIX_RANKS or _EP_TEST_MATRIX_RANKS not in ranks
             for label, options in _ep_test_matrix():
-                if not whole and label not in FEW_EP_TESTS:
-                    continue
-                yield Run(f"ep_test/{label}", "ep_test", options, count, needs_ht=label.startswith("ht"))
+                if whole or label in FEW_EP_TESTS:
+                    yield Run(f"ep_test/{label}", "ep_test", options, count, needs_ht=label.startswith("ht"))
         if count == 2:
-            yield Run("ep_bench_2", "ep_bench_2", _BENCH_2_SMALL, count, counts.says(_BENCH_2_LINE, 4), needs_ht=True)
-            yield Run("moe_layer/fp8", "moe_layer", ("--fp8",), count, needs_ht=True)
-            for algorithm in ("ll", "ht"):
-                yield Run(f"ep_bench/{algorithm}-fp8", "ep_bench",
-                          (*_bench_options(algorithm, count), "--dispatch", "fp8"), count,
-                          counts.says(BENCH_PASSED, 1), needs_ht=algorithm == "ht")
-                yield Run(f"ep_bench/{algorithm}-cast", "ep_bench",
-                          (*_bench_options(algorithm, count), "--dispatch", _BENCH_CASTS[algorithm],
-                           "--cast", "outside"), count,
-                          counts.says(counts.BENCH_CAST_PASSED, 1), needs_ht=algorithm == "ht")
+            yield from _runs_of_two_ranks()
         for algorithm in ("ll", "ht"):
-            yield Run(f"moe_layer/{algorithm}", "moe_layer", ("--algorithm", algorithm), count,
-                      needs_ht=algorithm == "ht")
-            yield Run(f"ep_bench/{algorithm}", "ep_bench", _bench_options(algorithm, count), count,
-                      counts.says(BENCH_PASSED, 1), needs_ht=algorithm == "ht")
-            yield Run(f"ep_bench/{algorithm}-zipf", "ep_bench",
-                      (*_bench_options(algorithm, count), *_BENCH_SKEWED), count,
-                      counts.says(BENCH_PASSED, 1), needs_ht=algorithm == "ht")
-            if count in _EP_TEST_RANKS:
-                yield Run(f"ep_bench/{algorithm}-uneven", "ep_bench",
-                          (*_bench_options(algorithm, count), *_BENCH_UNEVEN), count,
-                          counts.says(BENCH_PASSED, 2), needs_ht=algorithm == "ht")
+            yield from _mode_runs(algorithm, count)
+
+
+def _failing_runs(ranks: int) -> Iterator[Run]:
+    """What fails at some place of many, and a communicator that connects slowly."""
+    for label, options in _FAULTS:
+        yield Run(f"test_faults/{label}", "test_faults", ("--ranks", str(ranks), *options), ranks, forks=True)
+    yield Run("test_transport/connecting", "test_transport", ("--ranks", str(ranks), "--times", "5", "creation"),
+              ranks, forks=True, nccl_only=True, cpu_only=True, environment=_CONNECTING)
+
+
+def _forking_runs(ranks: int, is_between: bool) -> Iterator[Run]:
+    """What starts its ranks itself on every number of them, except one `is_between` others that have its cases."""
+    if ranks >= 2 and not is_between:
+        yield Run("test_death", "test_death", ("--ranks", str(ranks)), ranks, forks=True)
+    if 2 <= ranks <= _MOST_TRANSPORT_RANKS:
+        word = ("arrive",) if is_between else ()
+        yield Run("test_transport", "test_transport", ("--ranks", str(ranks), *word), ranks, forks=True, nccl_only=True)
+
+
+def _runs_of_two_ranks() -> Iterator[Run]:
+    """Formats and layouts of the benchmarks and the layer, for which two ranks are enough."""
+    yield Run("ep_bench_2", "ep_bench_2", _BENCH_2_SMALL, 2, counts.says(_BENCH_2_LINE, 4), needs_ht=True)
+    yield Run("moe_layer/fp8", "moe_layer", ("--fp8",), 2, needs_ht=True)
+    for algorithm in ("ll", "ht"):
+        options = _bench_options(algorithm, 2)
+        yield Run(f"ep_bench/{algorithm}-fp8", "ep_bench", (*options, "--dispatch", "fp8"), 2,
+                  counts.says(BENCH_PASSED, 1), needs_ht=algorithm == "ht")
+        yield Run(f"ep_bench/{algorithm}-cast", "ep_bench",
+                  (*options, "--dispatch", _BENCH_CASTS[algorithm], "--cast", "outside"), 2,
+                  counts.says(counts.BENCH_CAST_PASSED, 1), needs_ht=algorithm == "ht")
+
+
+def _mode_runs(algorithm: str, ranks: int) -> Iterator[Run]:
+    """The layer and the benchmark in one mode."""
+    needs_ht = algorithm == "ht"
+    options = _bench_options(algorithm, ranks)
+    yield Run(f"moe_layer/{algorithm}", "moe_layer", ("--algorithm", algorithm), ranks, needs_ht=needs_ht)
+    yield Run(f"ep_bench/{algorithm}", "ep_bench", options, ranks, counts.says(BENCH_PASSED, 1), needs_ht=needs_ht)
+    yield Run(f"ep_bench/{algorithm}-zipf", "ep_bench", (*options, *_BENCH_SKEWED), ranks,
+              counts.says(BENCH_PASSED, 1), needs_ht=needs_ht)
+    if ranks in _EP_TEST_RANKS:
+        yield Run(f"ep_bench/{algorithm}-uneven", "ep_bench", (*options, *_BENCH_UNEVEN), ranks,
+                  counts.says(BENCH_PASSED, 2), needs_ht=needs_ht)
 
 
 def host_steps(places: Places) -> list[Step]:

@@ -21,7 +21,7 @@ import diagrams
 import results
 import rows
 from results import ALL_SMS, HT_TOKENS, OURS, USUAL_SMS, Floor, Row, where
-from tables_run import one_run
+from tables_run import one_run, today
 
 PLOTS = rows.ROOT / "docs" / "plots"
 _RANKS = ("2", "4", "8")
@@ -117,7 +117,7 @@ def pictures(all_rows: Sequence[Row]) -> dict[str, Picture]:
     shape = "hidden 7168, top-8 of 256 experts, bfloat16"
     both = "dispatch and combine; their sum where they were not timed together"
     return {
-        "one-run": Picture("Microseconds on 2 x H100, all libraries in one run, in CUDA graphs",
+        "one-run": Picture("Microseconds on 2 x H100, all libraries in one run, and this one today, in CUDA graphs",
                            f"{shape}; LL: low latency, HT: high throughput with {USUAL_SMS} SMs", _one_run(all_rows)),
         "low-latency": Picture("Low latency: microseconds over tokens of each rank",
                                f"{shape}; {both}", _panels(all_rows, "ll")),
@@ -133,8 +133,11 @@ def _one_run(all_rows: Sequence[Row]) -> tuple[Bars, ...]:
             ("ll", "LL, 128 tokens: both operations", "128", "", "pair"),
             ("ht", f"HT, {HT_TOKENS} tokens: dispatch", HT_TOKENS, USUAL_SMS, "dispatch"),
             ("ht", f"HT, {HT_TOKENS} tokens: combine", HT_TOKENS, USUAL_SMS, "combine")):
-        bars = [(row["library"], time) for row in one_run(all_rows, mode=mode, tokens=tokens, sms=sms)
-                if (time := row.time("graph", operation)) is not None]
+        shown = [(row["library"], row) for row in one_run(all_rows, mode=mode, tokens=tokens, sms=sms)]
+        for library, low, high in today(all_rows):
+            of = {"ll": where(low, tokens=tokens), "ht": [high]}[mode]
+            shown += [(f"{library}, today", row) for row in of]
+        bars = [(library, time) for library, row in shown if (time := row.time("graph", operation)) is not None]
         panels.append(Bars(name, tuple(sorted(bars, key=lambda bar: bar[1]))))
     return tuple(panels)
 
@@ -212,8 +215,8 @@ def _draw_series(axes: Any, series: Series) -> Any:
 
 def _draw_bars(axes: Any, panel: Bars) -> None:
     names, times = zip(*panel.bars)
-    drawn = axes.barh(names, times, height=0.7, color=[_OURS if name == OURS else _GREY for name in names])
-    axes.bar_label(drawn, [f"{time:g}" for time in times], padding=3)
+    drawn = axes.barh(names, times, height=0.7, color=[_OURS if name.startswith(OURS) else _GREY for name in names])
+    axes.bar_label(drawn, [f"{time:.1f}" if time < 100 else f"{time:.0f}" for time in times], padding=3)
     axes.set_title(panel.title, loc="left", fontsize=10)
     axes.invert_yaxis()
     axes.xaxis.set_visible(False)

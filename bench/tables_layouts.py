@@ -49,17 +49,17 @@ def _mapped(all_rows: Sequence[Row]) -> str:
     return table(("SMs", *_with_gpus([(gpus, name) for gpus in ("2", "4") for name in columns])), lines)
 
 
-def _layouts(all_rows: Sequence[Row]) -> str:
+def _layouts(all_rows: Sequence[Row], shown: Sequence[tuple[str, str]] = _LAYOUTS) -> str:
     """Pairs of low latency by layout, back to back and between other code."""
     chosen = where(all_rows, name="layouts", mode="ll")
     lines = []
-    for name, options in _LAYOUTS:
+    for name, options in shown:
         of = [row for row in chosen if row["options"].removesuffix("0 masked").rstrip("; ") == options]
         pairs = {(row["gpus"], row["tokens"]): row for row in of}
-        for shown, way in (("", "graph"), (", cold", "cold")):
+        for ending, way in (("", "graph"), (", cold", "cold")):
             line = [number(pairs[batch].time(way, "pair") if batch in pairs else None) for batch in _BATCHES]
             if set(line) != {"-"}:
-                lines.append((name + shown, *line))
+                lines.append((name + ending, *line))
     return table(("D+C", *_with_gpus(_BATCHES)), lines)
 
 
@@ -79,4 +79,8 @@ def _room(all_rows: Sequence[Row]) -> str:
     return table(("D+C", *_with_gpus(batches)), lines)
 
 
-TABLES = {"mapped": _mapped, "layouts": _layouts, "room": _room}
+def _layouts_without_scales(all_rows: Sequence[Row]) -> str:
+    return _layouts(all_rows, [layout for layout in _LAYOUTS if layout[1] in ("", "rank-major, view")])
+
+
+TABLES = {"mapped": _mapped, "layouts": _layouts, "layouts-short": _layouts_without_scales, "room": _room}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Sequence
 
 from markdown import number, numbers, table
@@ -18,17 +19,33 @@ def one_run(all_rows: Sequence[Row], **equal: str) -> list[Row]:
     return where(all_rows, name="one run", **{"rows": "bfloat16", **equal})
 
 
+def today(all_rows: Sequence[Row]) -> list[tuple[str, list[Row], Row]]:
+    """This library's rows since: its name, low latency by tokens, and high throughput."""
+    ways = ((OURS, "0 masked", ""), (f"{OURS}, without copies", "rank-major, view; 0 masked", "mapped"))
+    return [(name, where(all_rows, name="layouts-h100", gpus=2, rows="bfloat16", options=options),
+             where(all_rows, name="mapped-h100", gpus=2, rows="bfloat16", options=memory, sms=USUAL_SMS)[-1])
+            for name, options, memory in ways]
+
+
 def _all_libraries(all_rows: Sequence[Row]) -> str:
-    """Low latency by tokens of each rank, then high throughput; each layout of a library is a line."""
+    """Low latency by tokens of each rank, then high throughput; each layout of a library is a line.
+
+    The first are this library's since that run, on other GPUs of the kind.
+    """
     chosen = one_run(all_rows)
-    lines = []
+    lines = [(f"**{name}**, {_day(high)}", *_pairs(low), *numbers(high.times("graph"), 0))
+             for name, low, high in today(all_rows)]
     for library in dict.fromkeys(row["library"] for row in chosen):
         low = where(chosen, library=library, mode="ll")
         high = where(chosen, library=library, mode="ht", sms=USUAL_SMS)
-        name = f"**{OURS}**" if library == OURS else library
+        name = f"**{OURS}**, {_day(low[0])}" if library == OURS else library
         lines.append((name, *_pairs(low), *(numbers(high[0].times("graph"), 0) if high else ["-"] * 3)))
     return table(("us", *(f"LL {tokens}" for tokens in _TOKENS),
                   f"HT {HT_TOKENS}, {USUAL_SMS} SMs: D", "C", "D+C"), lines)
+
+
+def _day(row: Row) -> str:
+    return f"{datetime.date.fromisoformat(row['date']):%-d %B}"
 
 
 def _pairs(chosen: Sequence[Row], tokens: Sequence[str] = _TOKENS) -> list[str]:

@@ -50,7 +50,7 @@ NEAR_THE_WRAP = (
             "!all_lanes(packet_epoch(ld_acquire_sys(ack)) != 0 && is_or_follows(acknowledged = "),
 )
 # Epochs repeat soon. Operations of equal shape overwrite all other words of a bank meanwhile.
-FEW_EPOCHS = (Setting("ll/protocol.cuh", "return epoch == 0xffffffffu ? 2 : epoch + 1;",
+FEW_EPOCHS = (Setting("peer/wait.cuh", "return epoch == 0xffffffffu ? 2 : epoch + 1;",
                       "return epoch == 9 ? 2 : epoch + 1;"),)
 # Rank 0 is late to clean a bank of views: others may end the combine, and begin the next dispatch, before it has.
 LATE_TO_CLEAN = Setting("ll/rank_combine.cu", "    const uint32_t bytes = block.shared.cleans;\n",
@@ -130,7 +130,7 @@ BUGS = (
         "part.word[i] = *at<uint32_t>(i);", "2 test_formats forwarded_scales"),
     Bug("a flag that vouches for later data", "ll/chunk.cuh",
         "    if (is_flagged) {\n", "    if (false) {\n", "2 test_ll repeated", beside=FEW_EPOCHS),
-    Bug("an epoch that fresh memory has", "ll/protocol.cuh",
+    Bug("an epoch that fresh memory has", "peer/wait.cuh",
         "return epoch == 0xffffffffu ? 2 : epoch + 1;", "return epoch + 1;", STAGED,
         beside=NEAR_THE_WRAP),
     Bug("waiting for what was never sent", "ll/protocol.cuh",

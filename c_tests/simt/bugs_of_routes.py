@@ -17,8 +17,8 @@ BUGS_OF_ROUTES = (
     Bug("an epoch that no block counts", "ht/route.cu", "        st_relaxed_gpu(params.epochs, block.epoch());\n", "",
         "2 test_second updates_are_captured"),
     Bug("an epoch counted before all blocks have read it", "ht/route.cu",
-        "        shared.epoch = ld_relaxed_gpu(params.epochs) + 1;\n",
-        "        shared.epoch = ld_relaxed_gpu(params.epochs) + 1;\n"
+        "        shared.epoch = epoch_after(ld_relaxed_gpu(params.epochs));\n",
+        "        shared.epoch = epoch_after(ld_relaxed_gpu(params.epochs));\n"
         "        if (blockIdx.x == gridDim.x - 1) st_relaxed_gpu(params.epochs, shared.epoch);\n",
         HT),
     Bug("one bank for all kernels", "ht/route.cu", "return shared.epoch % 2;", "return 0;",

@@ -17,7 +17,8 @@ from nccl_ep.results import (DispatchResult, LowLatencyResult, LowLatencyScaledR
 from nccl_ep.routed import Routed
 from nccl_ep.row_layout import (RowLayout, check_weights_of_combine, checked_layout,
                                 low_latency_shape)
-from nccl_ep.scales import CastName, ScalesOrder, checked_scales, scale_output, scaled_rows
+from nccl_ep.scales import (CastName, ScalesOrder, checked_scale_output, checked_scales,
+                            new_scales, scaled_rows)
 from nccl_ep.tensors import Tag, TensorList, checked, checked_output, written
 from nccl_ep.types import ncclEpDispatchConfig_t
 from nccl_ep.views import WITHOUT_MEMORY, check_view, without_views
@@ -137,10 +138,11 @@ class EpHandle(Routed[Mode]):
                                          scales_order=scales_order, out=out, out_scales=out_scales,
                                          send_only=send_only, stream=stream)
         group = self.group
+        low_latency = group.algorithm == "ll"
         tokens = checked("tokens", tokens, (self.num_tokens, "H"), group.device)
         ids = None
         if topk_weights is not None:
-            ids = None if group.algorithm == "ll" or self.keeps_ids else self.topk_idx
+            ids = None if low_latency or self.keeps_ids else self.topk_idx
             topk_weights = self._weights(topk_weights, self.num_tokens)
         is_scaled = scales is not None or cast is not None
         if needs_gradient(tokens, topk_weights, scales):
@@ -163,14 +165,34 @@ class EpHandle(Routed[Mode]):
             out = torch.empty(shape, dtype=dtype, device=WITHOUT_MEMORY if view else group.device)
         else:
             checked_output("out", out, (*shape[:-2], "rows", shape[-1]), group.device, dtype)
-        out_scales = scale_output(out_scales, rows, out.shape[:-1], scales_order, group.device)
-        result = self._new_result(out, out_scales, topk_weights is not None, by_rank)
+        if rows is None:
+            if out_scales is not None:
+                raise ValueError("out_scales: needs scales or cast")
+        elif out_scales is not None:
+            checked_scale_output(out_scales, group.device)
+        else:
+            out_scales = new_scales((*out.shape[:-1], rows.scales), rows.scale_dtype, scales_order,
+                                    group.device)
+        has_ids = topk_weights is not None and not self.expert_alignment
+        result = result_class(low_latency, has_ids, is_scaled)(out)
+        if low_latency:
+            zones = group.world_size if by_rank else group.num_local_experts
+            result = result._replace(counts=self._new((zones,), torch.int32))
+        if has_ids:
+            routing = (*out.shape[:-1], self.top_k)
+            result = result._replace(topk_idx=self._new(routing, torch.int64),
+                                     topk_weights=self._new(routing, torch.float32))
+        elif topk_weights is not None:
+            result = result._replace(topk_weights=self._new((out.shape[0],), torch.float32))
+        if rows is not None:
+            result = result._replace(scales=out_scales)
         outputs = TensorList((Tag.TOKENS, out), (Tag.SCALES, result.scales),
                              (Tag.TOPK_IDX, result.topk_idx),
                              (Tag.TOPK_WEIGHTS, result.topk_weights))
         counter = TensorList((Tag.RECV_EXPERT_COUNTER_DEVICE, result.counts))
-        config = _ROUND_SCALES if rows is not None and rows.round_scales else _NO_OPTIONS
-        self._run("dispatch", (inputs, without_views(outputs), counter), given, send_only, stream, config)
+        rounds = rows is not None and rows.round_scales
+        self._run("dispatch", (inputs, without_views(outputs), counter), given, send_only, stream,
+                  _ROUND_SCALES if rounds else _NO_OPTIONS)
         self._by_rank = by_rank
         return group.views.shown(result, outputs, group.device) if view else result
 
@@ -287,24 +309,6 @@ class EpHandle(Routed[Mode]):
             return low_latency_shape(self.group, hidden, by_rank)
         is_known = needed or self._rows is not None or not self.group.runtime.is_capturing(stream)
         return self._ask_rows(stream) if is_known else 0, hidden
-
-    def _new_result(self, out: torch.Tensor, scales: torch.Tensor | None, has_weights: bool,
-                    by_rank: bool) -> DispatchResult:
-        """Of a dispatch of tokens to `out`, with new tensors for what comes beside them and their scales."""
-        group = self.group
-        low_latency = group.algorithm == "ll"
-        has_ids = has_weights and not self.expert_alignment
-        result = result_class(low_latency, has_ids, scales is not None)(out)
-        if low_latency:
-            zones = group.world_size if by_rank else group.num_local_experts
-            result = result._replace(counts=self._new((zones,), torch.int32))
-        if has_ids:
-            routing = (*out.shape[:-1], self.top_k)
-            result = result._replace(topk_idx=self._new(routing, torch.int64),
-                                     topk_weights=self._new(routing, torch.float32))
-        elif has_weights:
-            result = result._replace(topk_weights=self._new((out.shape[0],), torch.float32))
-        return result if scales is None else result._replace(scales=scales)
 
     def _results(self, tokens: torch.Tensor) -> torch.Tensor:
         shape: tuple[int | str, ...] = ("n", "H")

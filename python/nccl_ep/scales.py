@@ -91,16 +91,3 @@ def new_scales(shape: tuple[int, ...], dtype: torch.dtype, order: str,
     pitch = torch.sym_max(-(-rows // step), 1) * step  # rows of traced code may be unknown
     memory = torch.empty((*experts, columns, pitch), dtype=dtype, device=device)
     return memory.transpose(-1, -2)[..., :rows, :]
-
-
-def scale_output(given: torch.Tensor | None, rows: ScaledRows | None, shape: tuple[int, ...], order: str,
-                 device: torch.device) -> torch.Tensor | None:
-    """Where the scales of a dispatch's rows, [*shape, H], go: `given`, or else new memory; None if they have none."""
-    if rows is None:
-        if given is not None:
-            raise ValueError("out_scales: needs scales or cast")
-        return None
-    if given is not None:
-        checked_scale_output(given, device)
-        return given
-    return new_scales((*shape, rows.scales), rows.scale_dtype, order, device)

@@ -94,8 +94,8 @@ class EpGroup(Generic[Mode]):
             raise ValueError("max_tokens_per_rank: must be 1 or more with algorithm 'll'; only "
                              "'ht' can do without")
         self._owned_comm: Any = None
-        self._kept: set[Routed[Any]] = set()
-        self._totals: dict[int, torch.Tensor] = {}
+        self._kept: set[Any] = set()
+        self.totals: dict[Callable[..., None], torch.Tensor] = {}  # by the function that began to add to them
         self._in_use: list[object] = []
         self.views = Views()
         self.label = ""
@@ -130,7 +130,6 @@ class EpGroup(Generic[Mode]):
                 self._destroy_comm()
                 raise
         self._memory = PeerMemory(self)
-        self.runtime.note_use = self._memory.use
         self.num_local_experts = num_experts // self.world_size
         self.number = register_configured(  # of operators
             self, self.world_size, num_experts, max_tokens_per_rank, dtype, algorithm)
@@ -263,8 +262,8 @@ class EpGroup(Generic[Mode]):
         return retune(self, top_k, max_tokens, **options)
 
     def keep(self, handle: Routed[Any]) -> None:
-        """Keeps a handle, as one that a CUDA graph has captured, until the group is closed."""
-        self._kept.add(handle)
+        """Keeps what a CUDA graph has captured, a handle and running totals, until the group is closed."""
+        self._kept.update((handle, *self.totals.values()))
 
     def check(self) -> None:
         """Raises `NcclEpError` if an operation of the group has failed while running."""
@@ -275,13 +274,13 @@ class EpGroup(Generic[Mode]):
 
     def count_rows(self, rows: torch.Tensor | None) -> None:
         """From now on each dispatch adds the rows that each local expert receives to `rows`, int64 [L], which the group
-        keeps; None ends that. Rank-major dispatches do not count. Local."""
+        keeps as long as dispatches and graphs add; None ends that. Rank-major dispatches do not count. Local."""
         self._add_to("rows", rows, self.num_local_experts, self.library.ncclEpGroupCountRows)
 
     def time_waits(self, waits: torch.Tensor | None) -> None:
-        """From now on each low-latency dispatch adds to `waits`, int64 [R], which the group keeps, how many nanoseconds
-        it waits until each source rank has told what comes from there: what that has begun later. None ends that.
-        Local. Over several nodes waits for the network come before, and are not among them."""
+        """From now on each low-latency dispatch adds to `waits`, int64 [R], kept as `rows` of `count_rows`, how many
+        nanoseconds it waits until each source rank has told what comes from there: what that has begun later. None ends
+        that. Local. Over several nodes waits for the network come before, and are not among them."""
         self._add_to("waits", waits, self.world_size, self.library.ncclEpGroupTimeWaits)
 
     def time_combine_waits(self, waits: torch.Tensor | None) -> None:
@@ -293,9 +292,10 @@ class EpGroup(Generic[Mode]):
         address = None
         if totals is not None:
             address = checked_output(name, totals, (length,), self.device, torch.int64).data_ptr()
-            # Graphs that were captured meanwhile go on adding to those before.
-            self._totals[address] = totals
         self.call(function, self.handle, address)
+        self.totals.pop(function, None)
+        if totals is not None:
+            self.totals[function] = totals
 
     @contextlib.contextmanager
     def backward_of(self, operation: str) -> Iterator[None]:
@@ -362,7 +362,7 @@ class EpGroup(Generic[Mode]):
             self.library.ncclEpGroupDestroy(group, stream)
         finally:
             self._kept.clear()
-            self._totals.clear()
+            self.totals.clear()
             self._in_use.clear()
             self._destroy_comm()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
@@ -267,8 +266,8 @@ class EpHandle(Routed[Mode]):
         outputs, self.staged_outputs = self.staged_outputs, []
         written(outputs)
         if staged and address != self._staged_on:
-            group.runtime.keep_for(stream, self._memory(staged))
-        group.settle(self._memory(staged))
+            group.runtime.keep_for(stream, staged)
+        group.settle(self.topk_idx, staged)
 
     def _run(self, operation: Literal["dispatch", "combine"],
              lists: tuple[TensorList, TensorList, TensorList], given: list[torch.Tensor],
@@ -288,19 +287,18 @@ class EpHandle(Routed[Mode]):
         if address not in self._ids_kept_for:
             self._ids_kept_for.add(address)
             group.runtime.keep_for(stream, [self.topk_idx])
-        if stream is not None:
-            group.runtime.hand_over(stream, self._memory(lists))
+        # LL reads the ids in every phase, even after the caller has dropped the handle.
+        used = [self.topk_idx, *lists[0].tensors, *lists[1].tensors, *lists[2].tensors]
+        group.runtime.hand_over(stream, used)
+        if group.totals:
+            used += group.totals.values()
+            group.runtime.keep_for(stream, group.totals.values())
         if send_only and group.algorithm == "ll":
             # The receive phase writes to them, even if the caller drops them.
-            self._staged.extend(lists)
+            self._staged += used
             self.staged_outputs = [*lists[1].tensors, *(lists[2].tensors if dispatches else ())]
             self._staged_on = address
-        group.settle(self.topk_idx, lists)
-
-    def _memory(self, lists: Iterable[TensorList]) -> list[torch.Tensor]:
-        """The tensors that operations with these lists use."""
-        # LL reads the ids in every phase, even after the caller has dropped the handle.
-        return [self.topk_idx, *(tensor for each in lists for tensor in each.tensors)]
+        group.settle(used)
 
     def _received_shape(self, hidden: int, by_rank: bool, needed: bool, stream: Any) -> tuple[int, ...]:
         """Of the rows that a dispatch delivers; if that is not `needed`, the number is asked for where it is known, so

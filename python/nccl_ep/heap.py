@@ -5,10 +5,10 @@ from __future__ import annotations
 import bisect
 import collections
 import contextlib
-import ctypes
 import dataclasses
 import functools
 import math
+import threading
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from nccl_ep.arguments import integer, require_tensor
+from nccl_ep.views import bytes_at
 
 if TYPE_CHECKING:
     from nccl_ep.group import EpGroup
 
 _ALIGN = 512  # as torch's allocator does
 _MOST_BYTES = 2**63 - 1
+_OF_THREAD = threading.local()  # `used`: the memory and the pool of its innermost `memory_pool`
 
 
 @dataclasses.dataclass
@@ -118,14 +120,6 @@ class Heap:
             self._free[at:at + 2] = [_Range(left.offset, left.size + right.size, left.streams | right.streams)]
 
 
-class _OnGpu:
-    """Device memory, as torch takes it from other libraries."""
-
-    def __init__(self, address: int, size: int) -> None:
-        self.__cuda_array_interface__ = {
-            "shape": (size,), "typestr": "|u1", "data": (address, False), "version": 2}
-
-
 @functools.cache
 def _allocator(library: str) -> Any:
     """Torch's side of the library's two functions. Tensors may outlive their group, and before torch 2.11 a pool does not
@@ -157,6 +151,7 @@ class PeerMemory:
         if self._heap is not None:
             raise RuntimeError("heap: the group has one already")
         self._heap = Heap(self._collective("ncclEpMemAlloc", size), size)
+        self._group.runtime.note_use = self.use
 
     def empty(self, shape: int | Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """A tensor in the heap."""
@@ -164,25 +159,30 @@ class PeerMemory:
         if heap is None or not self._group.is_open:
             raise RuntimeError("empty: the group has no heap; call group.heap(size) on all ranks first")
         shape = torch.Size([shape] if isinstance(shape, int) else shape)
+        if min(shape, default=0) < 0:
+            raise ValueError(f"shape: must have no negative extents, not {list(shape)}")
         size = math.prod(shape) * dtype.itemsize
         if size == 0:
             return torch.empty(shape, dtype=dtype, device=self._group.device)
         if runtime.is_capturing(None):
             raise RuntimeError("empty: tensors in the heap are made before a capture, as the graph uses them again")
-        offset, others = heap.take(size, runtime.current_stream())
-        runtime.wait_for(others)
-        memory, flat = self._view(heap.address + offset, size)
-        weakref.finalize(memory, heap.give, offset)
-        return flat.view(dtype).view(shape)
+        with self._taken(heap, size) as offset:
+            memory, flat = bytes_at(heap.address + offset, size, self._group.device)
+            made = flat.view(dtype).view(shape)
+            weakref.finalize(memory, heap.give, offset)
+        return made
 
-    def _view(self, address: int, size: int) -> tuple[Any, torch.Tensor]:
-        """What keeps the memory, and a tensor of its bytes that keeps it alive."""
-        if self._group.device.type == "cpu":
-            kind: Any = type("_OnCpu", (ctypes.c_uint8 * size,), {})  # unlike its base it can be watched
-            on_cpu = kind.from_address(address)
-            return on_cpu, torch.frombuffer(on_cpu, dtype=torch.uint8)
-        on_gpu = _OnGpu(address, size)
-        return on_gpu, torch.as_tensor(on_gpu, device=self._group.device)
+    @contextlib.contextmanager
+    def _taken(self, heap: Heap, size: int) -> Iterator[int]:
+        """The offset of bytes for the current stream, which go back if what is done with them fails."""
+        runtime = self._group.runtime
+        offset, others = heap.take(size, runtime.current_stream())
+        try:
+            runtime.wait_for(others)
+            yield offset
+        except BaseException:
+            heap.give(offset)
+            raise
 
     @contextlib.contextmanager
     def pool(self, size: int | None) -> Iterator[Any]:
@@ -194,20 +194,33 @@ class PeerMemory:
             raise RuntimeError("memory_pool: torch has pools on GPUs only; group.empty makes tensors in the heap")
         if self._pool is None:
             size = integer("size", heap.largest_free if size is None else size, 1, heap.size)
-            offset, others = heap.take(size, group.runtime.current_stream())
-            group.runtime.wait_for(others)
-            pool = torch.cuda.MemPool(_allocator(group.library.path).allocator())
+            with self._taken(heap, size) as offset:
+                pool = torch.cuda.MemPool(_allocator(group.library.path).allocator())
             self._pool = _Pool(pool, heap.address + offset, size)
-        group.library.ncclEpPoolUse(group.handle, self._pool.address, self._pool.size)
+        outer = getattr(_OF_THREAD, "used", None)
+        self._cut_from(self._pool)
+        _OF_THREAD.used = self, self._pool
         try:
             with torch.cuda.use_mem_pool(self._pool.of_torch):
                 yield self._pool.of_torch
         finally:
-            group.library.ncclEpPoolUse(group.handle, None, 0)
+            _OF_THREAD.used = outer
+            memory, before = outer or (self, None)
+            # From memory of a group that has ended the library cuts nothing.
+            if memory._group.is_open:
+                memory._cut_from(before)
+            elif group.is_open:
+                self._cut_from(None)
+
+    def _cut_from(self, pool: _Pool | None) -> None:
+        """From now on the library cuts what torch allocates in this thread from `pool`."""
+        group, (address, size) = self._group, (None, 0) if pool is None else (pool.address, pool.size)
+        group.library.ncclEpPoolUse(group.handle, address, size)
 
     def use(self, tensors: Iterable[torch.Tensor], stream: Any) -> None:
-        """These tensors are used on `stream`, too, wherever they are."""
+        """These tensors are used on `stream`, too, wherever they are; None is the current one."""
         if self._heap is not None:
+            stream = self._group.runtime.current_stream() if stream is None else stream
             for tensor in tensors:
                 self._heap.use(tensor.data_ptr(), stream)
 

@@ -32,7 +32,7 @@ class Routed(Generic[Mode]):
                  stream: Any = None, expert_alignment: int | None = None) -> None:
         """Of these ids; with an `expert_alignment`, which may be 0, without a routing."""
         self._handle: Any = None
-        self._staged: list[TensorList] = []
+        self._staged: list[torch.Tensor] = []
         self._staged_on: int | None = None
         self.staged_outputs: list[torch.Tensor] = []
         # In traced code also what it got.

@@ -43,8 +43,8 @@ class Runtime:
                        else torch.device("cuda", torch.cuda.current_device()))
         # torch takes an index faster than a device.
         self._number = self.device.index
-        # Told of tensors that another stream uses, of which torch may not be the owner.
-        self.note_use: Callable[[Iterable[torch.Tensor], Any], None] = lambda tensors, stream: None
+        # If there is a heap, which torch does not own: told of tensors and their stream; None is the current one.
+        self.note_use: Callable[[Iterable[torch.Tensor], Any], None] | None = None
 
     def current(self) -> AbstractContextManager[Any]:
         """Makes the device current, for calls that need it."""
@@ -129,10 +129,12 @@ class Runtime:
     def hand_over(self, stream: Any, tensors: Iterable[torch.Tensor]) -> None:
         """Keeps the memory of `tensors` from being given away while `stream` still uses it.
 
-        They were made on the current stream, which needs no such protection.
+        They were made on the current stream, which needs no such protection, or in a heap.
         """
         if stream is not None and stream != torch.cuda.current_stream(self._number):
             self.keep_for(stream, tensors)
+        elif self.note_use is not None:
+            self.note_use(tensors, stream)
 
     def keep_for(self, stream: Any, tensors: Iterable[torch.Tensor]) -> None:
         """`hand_over` for tensors of any stream; `stream` None is the current one."""
@@ -142,7 +144,8 @@ class Runtime:
         tensors = list(tensors)
         for tensor in tensors:
             tensor.record_stream(chosen)
-        self.note_use(tensors, chosen)
+        if self.note_use is not None:
+            self.note_use(tensors, chosen)
 
     @contextlib.contextmanager
     def device_copy(self, tensor: torch.Tensor) -> Iterator[int]:

@@ -1,4 +1,4 @@
-"""Views: tensors over memory of the library, where rank-major rows are left."""
+"""Tensors over memory of the library, and views: those over memory where rank-major rows are left."""
 
 from __future__ import annotations
 
@@ -39,18 +39,22 @@ class Views:
         address, size = outputs.descriptors[0].data, like.numel() * like.element_size()
         memory = self._bytes.get((address, size))
         if memory is None:
-            memory = self._bytes[address, size] = _bytes_at(address, size, device)
+            memory = self._bytes[address, size] = bytes_at(address, size, device)[1]
         return result._replace(tokens=memory.view(like.dtype).view(like.shape))
 
 
-def _bytes_at(address: int, size: int, device: torch.device) -> torch.Tensor:
+def bytes_at(address: int, size: int, device: torch.device) -> tuple[Any, torch.Tensor]:
+    """What stands for the memory, and a tensor of its bytes that keeps it alive."""
     if device.type == "cpu":
-        return torch.frombuffer((ctypes.c_uint8 * size).from_address(address), dtype=torch.uint8)
-    return torch.as_tensor(_Memory(address, size), device=device)
+        kind: Any = type("_OnCpu", (ctypes.c_uint8 * size,), {})  # unlike its base it can be watched
+        on_cpu = kind.from_address(address)
+        return on_cpu, torch.frombuffer(on_cpu, dtype=torch.uint8)
+    on_gpu = _OnGpu(address, size)
+    return on_gpu, torch.as_tensor(on_gpu, device=device)
 
 
-class _Memory:
-    """What torch takes for memory of a GPU."""
+class _OnGpu:
+    """Device memory, as torch takes it from other libraries."""
 
     def __init__(self, address: int, size: int) -> None:
         self.__cuda_array_interface__: dict[str, Any] = {

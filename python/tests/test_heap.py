@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import gc
 import random
+import types
 import warnings
 
 import pytest
@@ -12,6 +15,7 @@ import torch
 import nccl_ep
 from nccl_ep import EpGroup, InvalidArgumentError
 from nccl_ep.heap import Heap
+from nccl_ep.runtime import Runtime
 from problems import Problem
 
 MIB = 1 << 20
@@ -94,6 +98,35 @@ def test_a_heap_without_room(ep):
         ep.empty(MIB, torch.float64)
     tensor = ep.empty(1000)
     assert tensor.numel() == 1000
+
+
+def test_what_fails_takes_nothing(ep, monkeypatch):
+    free = ep.memory()[0].free
+    with pytest.raises(ValueError, match=r"shape: must have no negative extents, not \[-1, 1000\]"):
+        ep.empty((-1, 1000))
+    with monkeypatch.context() as patch:
+        patch.delattr(Runtime, "wait_for")
+        with pytest.raises(AttributeError):
+            ep.empty(8)
+    assert ep.memory()[0].free == free
+
+
+def test_the_current_stream_is_noted(ep, device, monkeypatch):
+    """Memory that it uses is given to another one behind that."""
+    others = [torch.cuda.Stream() for _ in range(2)] if device.type == "cuda" else ["one", "two"]
+    ids = torch.zeros((1, 1), dtype=torch.int64, device=device)
+    current, waited = None, []
+    monkeypatch.setattr(Runtime, "current_stream", lambda _: current)
+    monkeypatch.setattr(Runtime, "wait_for", lambda _, streams: waited.append(set(streams)))
+    with ep.create_handle(ids) as handle:
+        out = ep.empty(handle.dispatch(torch.ones((1, 64), device=device)).tokens.shape)
+        current = others[0]
+        handle.dispatch(torch.ones((1, 64), device=device), out=out)
+    del out
+    gc.collect()
+    current = others[1]
+    ep.empty(MIB // 8)
+    assert waited == [set(), {None, others[0]}]
 
 
 def test_refusals(group, world):
@@ -198,6 +231,44 @@ def test_a_pool_of_torch(group, world, device):
             library.ncclEpMemInfo(ep.handle, beside.data_ptr())
         assert all((tensor == 1).all() for tensor in tensors)
         del tensors, tensor
+
+
+def as_on_gpus(monkeypatch):
+    """Makes the CPU's group say that it has pools; torch's part does nothing."""
+    monkeypatch.setattr(EpGroup, "device", torch.device("cuda"))
+    monkeypatch.setattr("nccl_ep.heap._allocator", lambda _: types.SimpleNamespace(allocator=lambda: None))
+    monkeypatch.setattr(torch.cuda, "MemPool", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "use_mem_pool", contextlib.nullcontext)
+
+
+def test_pools_within_pools(group, world, device, monkeypatch):
+    """What is around one goes on behind it; an error within is not hidden by the end of the group."""
+    if device.type == "cpu":
+        as_on_gpus(monkeypatch)
+    alloc = ctypes.CDLL(nccl_ep.NCCLLibrary().path).ncclEpPoolAlloc
+    alloc.argtypes, alloc.restype = [ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
+    first, second = (group(num_experts=world[1], hidden=64, max_tokens_per_rank=8) for _ in range(2))
+    for each in (first, second):
+        each.heap(4 * MIB)
+    begins = [each._memory._heap.address for each in (first, second)]
+
+    def cuts_from():
+        """Which heap the library cuts from now, if any."""
+        address = alloc(512, 0, None)
+        return [0 <= (address or 0) - begin < 4 * MIB for begin in begins]
+
+    with first.memory_pool():
+        for inner in (first, second):
+            with inner.memory_pool():
+                assert cuts_from() == [inner is first, inner is second]
+            assert cuts_from() == [True, False]
+        with pytest.raises(ZeroDivisionError), second.memory_pool():
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                second.close()
+            1 / 0  # noqa: B018
+        assert cuts_from() == [True, False]
+    assert cuts_from() == [False, False]
 
 
 def test_a_group_ends_before_its_tensors(world):

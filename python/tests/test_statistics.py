@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import weakref
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import torch.distributed as dist
 
 import nccl_ep
 from nccl_ep import EpGroup
+from nccl_ep.runtime import Runtime
 
 _EXPERTS, _TOKENS, _TOP_K, _HIDDEN = 3, 5, 2, 16
 
@@ -57,6 +59,28 @@ def test_dispatches_in_stages_count_where_they_are_received(group, world):
         assert not rows.any()
         handle.complete()
         assert torch.equal(rows, counts)
+
+
+def test_totals_are_kept_as_long_as_something_adds(group, world, monkeypatch):
+    """Until others take their place, a staged operation is complete, or, for graphs, the group ends."""
+    made = _group(group, world, "ll")
+    tokens = torch.ones(_TOKENS, _HIDDEN, dtype=torch.bfloat16, device=made.device)
+    alive = []
+    with made.create_handle(_routing(made)[0]) as handle:
+        for is_captured, staged in ((False, False), (True, False), (False, True)):
+            waits = torch.zeros(world[1], dtype=torch.int64, device=made.device)
+            alive.append(weakref.ref(waits))
+            made.time_waits(waits)
+            with monkeypatch.context() as patch:
+                patch.setattr(Runtime, "is_capturing", lambda *_, answer=is_captured: answer)
+                handle.dispatch(tokens, send_only=staged)
+            made.time_waits(None)
+            del waits
+        assert [each() is not None for each in alive] == [False, True, True]
+        handle.complete()
+        assert [each() is not None for each in alive] == [False, True, False]
+    made.close()
+    assert alive[1]() is None
 
 
 def test_what_does_not_fit_is_refused(group, world):

@@ -82,8 +82,9 @@ def dispatch(pool: Pool, x: torch.Tensor, topk_idx: torch.Tensor, cast: CastName
             stats.add_(received[0].counts)
         slot.note_use()
 
+    inputs = [x, topk_idx] if waits is None else [x, topk_idx, waits]
     try:
-        event, hook = timing.run(start, slot.handle.complete, count, [x, topk_idx])
+        event, hook = timing.run(start, slot.handle.complete, count, inputs)
     except BaseException:
         slot.release()
         raise
@@ -134,7 +135,8 @@ def combine(slot: Slot, x: torch.Tensor, topk_weights: torch.Tensor, out: torch.
         slot.note_use()
         slot.release()
 
-    event, hook = timing.run(start, handle.complete, bring, [x, weights, result])
+    inputs = [x, weights, result] if waits is None else [x, weights, result, waits]
+    event, hook = timing.run(start, handle.complete, bring, inputs)
     return result, event, hook
 
 

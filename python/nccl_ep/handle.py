@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 import torch
 
@@ -16,8 +16,8 @@ from nccl_ep.results import (DispatchResult, LowLatencyResult, LowLatencyScaledR
 from nccl_ep.routed import Routed
 from nccl_ep.row_layout import (RowLayout, check_weights_of_combine, checked_layout,
                                 low_latency_shape)
-from nccl_ep.scales import (CastName, ScalesOrder, checked_scale_output, checked_scales,
-                            new_scales, scaled_rows)
+from nccl_ep.scales import (CastName, ScaledRows, ScalesOrder, check_order, check_scale_output,
+                            checked_scales, new_scales, scaled_rows)
 from nccl_ep.tensors import Tag, TensorList, checked, checked_output, written
 from nccl_ep.types import ncclEpDispatchConfig_t
 from nccl_ep.views import WITHOUT_MEMORY, check_view, without_views
@@ -30,6 +30,17 @@ if TYPE_CHECKING:
 
 _NO_OPTIONS = ncclEpDispatchConfig_t()
 _ROUND_SCALES = ncclEpDispatchConfig_t(round_scales=1)
+
+
+class _Asked(NamedTuple):
+    """What a dispatch is to deliver, and where to."""
+
+    by_rank: bool
+    view: bool
+    scaled: ScaledRows | None
+    order: ScalesOrder
+    out: torch.Tensor | None
+    out_scales: torch.Tensor | None
 
 
 class EpHandle(Routed[Mode]):
@@ -136,64 +147,80 @@ class EpHandle(Routed[Mode]):
             return traced(self).dispatch(tokens, topk_weights, scales=scales, cast=cast,
                                          scales_order=scales_order, out=out, out_scales=out_scales,
                                          send_only=send_only, stream=stream)
-        group = self.group
-        low_latency = group.algorithm == "ll"
-        tokens = checked("tokens", tokens, (self.num_tokens, "H"), group.device)
-        ids = None
+        tokens = checked("tokens", tokens, (self.num_tokens, "H"), self.group.device)
         if topk_weights is not None:
-            ids = None if low_latency or self.keeps_ids else self.topk_idx
             topk_weights = self._weights(topk_weights, self.num_tokens)
         is_scaled = scales is not None or cast is not None
         if needs_gradient(tokens, topk_weights, scales):
             plain = out is None and not send_only and stream is None and not is_scaled
-            check_differentiable(group.algorithm, "dispatch", plain)
+            check_differentiable(self.group.algorithm, "dispatch", plain)
             from nccl_ep import autograd
 
             return autograd.dispatch(self, tokens, topk_weights)
         if scales is not None:
-            scales = checked_scales(scales, self.num_tokens, group.device)
-        inputs = TensorList((Tag.TOKENS, tokens), (Tag.SCALES, scales), (Tag.TOPK_IDX, ids),
-                            (Tag.TOPK_WEIGHTS, topk_weights))
-        # In HT the host may wait here, and the GPU then waits for the host: do as little as
-        # possible afterwards.
-        shape = self._received_shape(tokens.shape[1], by_rank, out is None, stream)
-        rows = scaled_rows(tokens, scales, cast) if is_scaled else None
-        dtype = tokens.dtype if rows is None else rows.dtype
-        given = [each for each in (out, out_scales) if each is not None]
-        if out is None:
-            out = torch.empty(shape, dtype=dtype, device=WITHOUT_MEMORY if view else group.device)
-        else:
-            checked_output("out", out, (*shape[:-2], "rows", shape[-1]), group.device, dtype)
-        if rows is None:
-            if out_scales is not None:
+            scales = checked_scales(scales, self.num_tokens, self.group.device)
+        asked = _Asked(by_rank, view, scaled_rows(tokens, scales, cast) if is_scaled else None, scales_order, out,
+                       out_scales)
+        self._check(asked, tokens)
+        return self._deliver(asked, tokens, topk_weights, scales, send_only, stream)
+
+    def _check(self, asked: _Asked, tokens: torch.Tensor) -> None:
+        """Refuses what can be refused before other ranks are waited for."""
+        group, rows, out_scales = self.group, asked.scaled, asked.out_scales
+        check_order(asked.order)
+        if asked.out is not None:
+            shape = (low_latency_shape(group, 0, asked.by_rank)[0],) if group.algorithm == "ll" else ()
+            checked_output("out", asked.out, (*shape, "rows", tokens.shape[1]), group.device,
+                           tokens.dtype if rows is None else rows.dtype)
+        if out_scales is not None:
+            if rows is None:
                 raise ValueError("out_scales: needs scales or cast")
-        elif out_scales is not None:
-            checked_scale_output(out_scales, group.device)
-        else:
-            out_scales = new_scales((*out.shape[:-1], rows.scales), rows.scale_dtype, scales_order,
-                                    group.device)
-        has_ids = topk_weights is not None and not self.expert_alignment
-        result = result_class(low_latency, has_ids, is_scaled)(out)
+            check_scale_output(out_scales, rows.scale_dtype, group.device)
+
+    def _deliver(self, asked: _Asked, tokens: torch.Tensor, weights: torch.Tensor | None, scales: torch.Tensor | None,
+                 send_only: bool, stream: Any) -> DispatchResult:
+        """A dispatch whose arguments are right."""
+        group, rows = self.group, asked.scaled
+        ids = None if weights is None or group.algorithm == "ll" or self.keeps_ids else self.topk_idx
+        inputs = TensorList((Tag.TOKENS, tokens), (Tag.SCALES, scales), (Tag.TOPK_IDX, ids),
+                            (Tag.TOPK_WEIGHTS, weights))
+        result = self._result(asked, tokens, weights is not None, stream)
+        outputs = TensorList((Tag.TOKENS, result.tokens), (Tag.SCALES, result.scales),
+                             (Tag.TOPK_IDX, result.topk_idx), (Tag.TOPK_WEIGHTS, result.topk_weights))
+        counter = TensorList((Tag.RECV_EXPERT_COUNTER_DEVICE, result.counts))
+        given = [each for each in (asked.out, asked.out_scales) if each is not None]
+        self._run("dispatch", (inputs, without_views(outputs), counter), given, send_only, stream,
+                  _ROUND_SCALES if rows is not None and rows.round_scales else _NO_OPTIONS)
+        self._by_rank = asked.by_rank
+        return group.views.shown(result, outputs, group.device) if asked.view else result
+
+    def _result(self, asked: _Asked, tokens: torch.Tensor, weighted: bool, stream: Any) -> DispatchResult:
+        """Memory for what a dispatch delivers. In HT the host may wait here for the number of rows, unless there is an
+        `out`, and the GPU then waits for the host: do as little as possible afterwards."""
+        group, rows, out = self.group, asked.scaled, asked.out
+        low_latency = group.algorithm == "ll"
+        if out is None:
+            shape = (low_latency_shape(group, tokens.shape[1], asked.by_rank) if low_latency else
+                     (self._ask_rows(stream), tokens.shape[1]))
+            out = torch.empty(shape, dtype=tokens.dtype if rows is None else rows.dtype,
+                              device=WITHOUT_MEMORY if asked.view else group.device)
+        has_ids = weighted and not self.expert_alignment
+        result = result_class(low_latency, has_ids, rows is not None)(out)
+        if rows is not None:
+            made = asked.out_scales
+            if made is None:
+                made = new_scales((*out.shape[:-1], rows.scales), rows.scale_dtype, asked.order, group.device)
+            result = result._replace(scales=made)
         if low_latency:
-            zones = group.world_size if by_rank else group.num_local_experts
+            zones = group.world_size if asked.by_rank else group.num_local_experts
             result = result._replace(counts=self._new((zones,), torch.int32))
         if has_ids:
             routing = (*out.shape[:-1], self.top_k)
             result = result._replace(topk_idx=self._new(routing, torch.int64),
                                      topk_weights=self._new(routing, torch.float32))
-        elif topk_weights is not None:
+        elif weighted:
             result = result._replace(topk_weights=self._new((out.shape[0],), torch.float32))
-        if rows is not None:
-            result = result._replace(scales=out_scales)
-        outputs = TensorList((Tag.TOKENS, out), (Tag.SCALES, result.scales),
-                             (Tag.TOPK_IDX, result.topk_idx),
-                             (Tag.TOPK_WEIGHTS, result.topk_weights))
-        counter = TensorList((Tag.RECV_EXPERT_COUNTER_DEVICE, result.counts))
-        rounds = rows is not None and rows.round_scales
-        self._run("dispatch", (inputs, without_views(outputs), counter), given, send_only, stream,
-                  _ROUND_SCALES if rounds else _NO_OPTIONS)
-        self._by_rank = by_rank
-        return group.views.shown(result, outputs, group.device) if view else result
+        return result
 
     def combine(self, tokens: torch.Tensor, topk_weights: torch.Tensor | None = None, *,
                 out: torch.Tensor | None = None, send_only: bool = False, stream: Any = None,
@@ -299,14 +326,6 @@ class EpHandle(Routed[Mode]):
             self.staged_outputs = [*lists[1].tensors, *(lists[2].tensors if dispatches else ())]
             self._staged_on = address
         group.settle(used)
-
-    def _received_shape(self, hidden: int, by_rank: bool, needed: bool, stream: Any) -> tuple[int, ...]:
-        """Of the rows that a dispatch delivers; if that is not `needed`, the number is asked for where it is known, so
-        that the library can refuse an output that is too short."""
-        if self.group.algorithm == "ll":
-            return low_latency_shape(self.group, hidden, by_rank)
-        is_known = needed or self._rows is not None or not self.group.runtime.is_capturing(stream)
-        return self._ask_rows(stream) if is_known else 0, hidden
 
     def _results(self, tokens: torch.Tensor) -> torch.Tensor:
         shape: tuple[int | str, ...] = ("n", "H")

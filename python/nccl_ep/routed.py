@@ -170,7 +170,7 @@ class Routed(Generic[Mode]):
                 f"{self.group!r}>")
 
     # At the end of the interpreter the names that `close` needs may be None already, and the
-    # process gives everything back.
+    # process gives everything back. One that was refused has a number only.
     def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not _ending() and getattr(self, "_handle", None) is not None:
+        if not _ending() and hasattr(self, "number"):
             self.close()

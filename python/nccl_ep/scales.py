@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from nccl_ep.arguments import require_no_gradient, require_tensor
+from nccl_ep.types import ncclDataTypeEnum
 
 CastName = Literal["fp8", "fp8_pow2", "ue8m0", "ue8m0_packed", "mxfp8"]
 ScalesOrder = Literal["row", "column"]
@@ -64,11 +65,13 @@ def checked_scales(scales: torch.Tensor, rows: int, device: torch.device) -> tor
     return scales.resolve_neg()
 
 
-def checked_scale_output(scales: torch.Tensor, device: torch.device) -> None:
-    """Raises for memory for scales that the library could not check or write to."""
+def check_scale_output(scales: torch.Tensor, dtype: torch.dtype, device: torch.device) -> None:
+    """Raises for memory for scales of `dtype` that the library could not check or write to."""
     require_tensor("out_scales", scales)
     if scales.device != device:
         raise ValueError(f"out_scales: is on {scales.device}, the group on {device}")
+    if ncclDataTypeEnum.of_scales(scales.dtype) != ncclDataTypeEnum.of_scales(dtype):
+        raise ValueError(f"out_scales: has type {scales.dtype}, expected {dtype}")
     if scales.is_neg():
         raise ValueError("out_scales: must be no negative view")
     require_no_gradient("out_scales", scales)

@@ -27,8 +27,8 @@ def _form(shape: tuple[int, ...], dtype: torch.dtype, tag: int) -> ncclNDTensor_
                          f"{LARGEST}")
     # torch's empty tensors have one more dimension than C's single number; neither is ever passed.
     sizes = (ctypes.c_uint * len(shape))(*shape)
-    return ncclNDTensor_t(version=1, ndim=len(shape), sizes=sizes, strides=None,
-                          datatype=ncclDataTypeEnum.from_torch(dtype), tag=tag)
+    number = ncclDataTypeEnum.of_scales if tag == Tag.SCALES else ncclDataTypeEnum.from_torch
+    return ncclNDTensor_t(version=1, ndim=len(shape), sizes=sizes, strides=None, datatype=number(dtype), tag=tag)
 
 
 def describe(tensor: torch.Tensor, tag: int) -> ncclNDTensor_t:

@@ -121,6 +121,13 @@ class ncclDataTypeEnum:
             raise ValueError(f"NCCL has no element type for {dtype}")
         return number
 
+    @classmethod
+    def of_scales(cls, dtype: Any) -> int:
+        """The same of scales, which travel as they are: if NCCL lacks the type, one of its size."""
+        of_size = {1: cls.ncclUint8, 2: cls.ncclFloat16, 4: cls.ncclUint32}
+        number = cls._BY_TORCH_NAME.get(str(dtype), of_size.get(dtype.itemsize))
+        return cls.from_torch(dtype) if number is None else number
+
 
 class ncclRedOpTypeEnum:
     """Numbers of NCCL's reductions."""

@@ -9,6 +9,7 @@ import weakref
 import pytest
 import torch
 
+from nccl_ep.operators import numbers
 from nccl_ep.runtime import Runtime
 from problems import Problem
 
@@ -24,6 +25,16 @@ def test_what_a_staged_operation_writes_to_is_kept(small, device):
     handle.complete()
     gc.collect()
     assert result() is None
+
+
+def test_a_refused_handle_leaves_nothing(small, device):
+    ep, _ = small(1)
+    known = len(numbers._LIVE)
+    for wrong in (torch.zeros(3, device=device), torch.zeros((30, 1), dtype=torch.int64, device=device)):
+        with pytest.raises((ValueError, RuntimeError)):
+            ep.create_handle(wrong)
+    gc.collect()
+    assert len(numbers._LIVE) == known
 
 
 @pytest.mark.high_throughput

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from nccl_ep import NCCLLibrary
+
 HT = pytest.param("ht", marks=pytest.mark.high_throughput)
 ROWS = {"dtype": torch.bfloat16, "hidden": 128}
 
@@ -103,6 +105,24 @@ def test_memory_for_scales(opened):
                         (torch._neg_view(scales), "out_scales: must be no negative view")):
         with pytest.raises((TypeError, ValueError), match=text):
             handle.dispatch(problem.tokens, cast="fp8", out_scales=wrong)
+
+
+@pytest.mark.high_throughput
+def test_when_the_host_asks_how_many_rows_come(opened, monkeypatch):
+    """Not with `out`, which has a number; and not before what is wrong is refused."""
+    problem, ep, handle = opened("ht", **ROWS)
+    ask, asked = NCCLLibrary.ncclEpHandleWaitNumRecvTokens, []
+    monkeypatch.setattr(NCCLLibrary, "ncclEpHandleWaitNumRecvTokens", lambda *given: asked.append(1) or ask(*given))
+    out = problem.tokens.new_empty((ep.world_size * 32, ROWS["hidden"]))
+    for wrong, text in (({"cast": "fp9"}, "cast: must be"), ({"out": out.float()}, "out: has type"),
+                        ({"scales_order": "tiles"}, "scales_order: must be"),
+                        ({"cast": "fp8", "out_scales": out.to(torch.uint8)}, "out_scales: has type")):
+        with pytest.raises(ValueError, match=text):
+            handle.dispatch(problem.tokens, problem.weights, **wrong)
+    handle.dispatch(problem.tokens, problem.weights, out=out)
+    assert not asked
+    rows = handle.dispatch(problem.tokens).tokens
+    assert asked and torch.equal(rows, out[:len(rows)])
 
 
 @pytest.mark.high_throughput

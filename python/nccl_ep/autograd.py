@@ -14,7 +14,7 @@ require_torch("nccl_ep.autograd")
 
 import torch
 
-from nccl_ep.gradients import apply, needs_gradient
+from nccl_ep.gradients import apply, check_routing, needs_gradient, rows_in_graph
 from nccl_ep.handle import EpHandle
 from nccl_ep.results import DispatchResult, WeightedResult
 from nccl_ep.operators.traced import TracedHandle, is_traced
@@ -107,16 +107,14 @@ class _Operation(torch.autograd.Function):
     def handle_of(ctx: Any) -> EpHandle:
         """The handle of a backward."""
         handle: EpHandle = ctx.handle
-        if handle.routing != ctx.routing:
-            raise RuntimeError("update: the handle has another routing than at the operation whose backward this is; "
-                               "run the backward before, or take another handle")
+        check_routing(handle, ctx.routing)
         return handle
 
 
 class _Dispatch(_Operation):
     @staticmethod
     def forward(handle: EpHandle, tokens: torch.Tensor, topk_weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        received = handle.dispatch(tokens, topk_weights)
+        received = handle.dispatch(tokens, topk_weights, out=rows_in_graph(handle, tokens, None))
         return received.tokens, received.topk_idx, received.topk_weights
 
     @staticmethod
@@ -139,12 +137,7 @@ class _Dispatch(_Operation):
 class _DispatchTokens(_Operation):
     @staticmethod
     def forward(handle: EpHandle, tokens: torch.Tensor, rows: int | None) -> torch.Tensor:
-        if rows is None:
-            return handle.dispatch(tokens).tokens
-        # Behind the rows of all experts nothing is written.
-        new = torch.zeros if handle.expert_alignment else torch.empty
-        out = new((rows, tokens.shape[1]), dtype=tokens.dtype, device=tokens.device)
-        return handle.dispatch(tokens, out=out).tokens
+        return handle.dispatch(tokens, out=rows_in_graph(handle, tokens, rows)).tokens
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:

@@ -1,4 +1,5 @@
-"""Which operations autograd or torch.func is to record, and refusals of those whose gradients would be dropped."""
+"""Which operations autograd or torch.func is to record, what these need, and refusals of gradients that would be
+dropped, or wrong."""
 
 from __future__ import annotations
 
@@ -19,6 +20,24 @@ def needs_gradient(tokens: torch.Tensor, weights: torch.Tensor | None,
         tokens.requires_grad or weights is not None and weights.requires_grad
         or scales is not None and scales.requires_grad) or is_transformed() or (
         forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled())
+
+
+def rows_in_graph(handle: Any, tokens: torch.Tensor, rows: int | None,
+                  dtype: torch.dtype | None = None) -> torch.Tensor | None:
+    """Memory for so many rows, or as many as may come, of a dispatch in a graph; None: the dispatch makes it.
+
+    By expert zeros: nothing is written behind the rows of all experts, and gradients read there, too.
+    """
+    if not handle.expert_alignment:
+        return None if rows is None else tokens.new_empty((rows, tokens.shape[1]), dtype=dtype)
+    return tokens.new_zeros((handle.num_recv_tokens if rows is None else rows, tokens.shape[1]), dtype=dtype)
+
+
+def check_routing(handle: Any, routing: int) -> None:
+    """Refuses a backward of an operation that had another routing."""
+    if handle.routing != routing:
+        raise RuntimeError("update: the handle has another routing than at the operation whose backward this is; "
+                           "run the backward before, or take another handle")
 
 
 def apply(function: Any, *arguments: Any) -> Any:

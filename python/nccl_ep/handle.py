@@ -57,8 +57,8 @@ class EpHandle(Routed[Mode]):
 
     One of `EpGroup.open_handle` gets its routings by `update`. With `expert_alignment` in HT a dispatch delivers rows
     [P, H] by expert, then source rank and token, one for each expert that a token names, and weights [P], no ids.
-    Those of an expert begin at a multiple of the alignment, with zeros behind the last; what is behind all of them is
-    undefined, its weights are 0. A combine of such rows sums a token's.
+    Those of an expert begin at a multiple of the alignment, with zeros behind the last. Behind all of them weights are
+    0, and rows, too, in new tensors while gradients are enabled; else undefined. A combine sums a token's rows.
     """
 
     @overload
@@ -199,17 +199,20 @@ class EpHandle(Routed[Mode]):
         `out`, and the GPU then waits for the host: do as little as possible afterwards."""
         group, rows, out = self.group, asked.scaled, asked.out
         low_latency = group.algorithm == "ll"
+        # Gradients of the experts' parameters read all rows.
+        behind = bool(self.expert_alignment) and torch.is_grad_enabled()
         if out is None:
             shape = (low_latency_shape(group, tokens.shape[1], asked.by_rank) if low_latency else
                      (self._ask_rows(stream), tokens.shape[1]))
-            out = torch.empty(shape, dtype=tokens.dtype if rows is None else rows.dtype,
-                              device=WITHOUT_MEMORY if asked.view else group.device)
+            out = (torch.zeros if behind else torch.empty)(
+                shape, dtype=tokens.dtype if rows is None else rows.dtype,
+                device=WITHOUT_MEMORY if asked.view else group.device)
         has_ids = weighted and not self.expert_alignment
         result = result_class(low_latency, has_ids, rows is not None)(out)
         if rows is not None:
             made = asked.out_scales
             if made is None:
-                made = new_scales((*out.shape[:-1], rows.scales), rows.scale_dtype, asked.order, group.device)
+                made = new_scales((*out.shape[:-1], rows.scales), rows.scale_dtype, asked.order, group.device, behind)
             result = result._replace(scales=made)
         if low_latency:
             zones = group.world_size if asked.by_rank else group.num_local_experts

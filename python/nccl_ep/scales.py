@@ -83,14 +83,15 @@ def check_order(order: str) -> None:
         raise ValueError(f"scales_order: must be row or column, not {order!r}")
 
 
-def new_scales(shape: tuple[int, ...], dtype: torch.dtype, order: str,
-               device: torch.device) -> torch.Tensor:
-    """Memory for scales [..., rows, S]. By columns, these are a multiple of 16 bytes apart."""
+def new_scales(shape: tuple[int, ...], dtype: torch.dtype, order: str, device: torch.device,
+               zeros: bool = False) -> torch.Tensor:
+    """Memory for scales [..., rows, S], maybe of `zeros`. By columns, these are a multiple of 16 bytes apart."""
     check_order(order)
+    new = torch.zeros if zeros else torch.empty
     if order == "row":
-        return torch.empty(shape, dtype=dtype, device=device)
+        return new(shape, dtype=dtype, device=device)
     *experts, rows, columns = shape
     step = _COLUMN_BYTES // dtype.itemsize
     pitch = torch.sym_max(-(-rows // step), 1) * step  # rows of traced code may be unknown
-    memory = torch.empty((*experts, columns, pitch), dtype=dtype, device=device)
+    memory = new((*experts, columns, pitch), dtype=dtype, device=device)
     return memory.transpose(-1, -2)[..., :rows, :]

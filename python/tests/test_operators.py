@@ -233,6 +233,25 @@ def test_shapes_without_memory(low_latency, high_throughput):
         assert received.topk_idx.shape == received.topk_weights.shape
 
 
+def test_a_tracer_without_memory_leaves_the_handle(low_latency, opened):
+    """What it writes it alone reads."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    problem, handle = low_latency
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        handle.dispatch(problem.tokens, send_only=True)
+    assert handle.staged_outputs == handle.staged_inputs == []
+    problem, ep, _ = opened("ht", bound=32)
+    handle = ep.open_handle()
+    handle.update(problem.topk_idx)
+    want = handle.combine(handle.dispatch(problem.tokens).tokens)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        handle.update(mode.from_tensor(problem.topk_idx[:1]))
+        sums = handle.combine(handle.dispatch(problem.tokens[:1]).tokens)
+    assert sums.shape == (1, 16) and type(handle.topk_idx) is torch.Tensor
+    assert torch.equal(handle.combine(handle.dispatch(problem.tokens).tokens), want)
+
+
 def test_numbers_tell_the_configuration(group):
     """A graph of another process, which a compiler found again on the disk, must not fit."""
     made = [group(num_experts=4 * (1 + (most == 8)), hidden=16, dtype=torch.float32,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import BaseTorchDispatchMode
 
 from nccl_ep import NcclEpError, deep_ep
 from nccl_ep.runtime import Runtime
@@ -62,10 +65,12 @@ def test_an_update_is_another_routing(group, world, device, algorithm):
         torch.testing.assert_close(home, torch.where(problem.topk_idx >= 0, problem.weights, 0.0))
 
 
-def test_a_backward_of_an_earlier_routing_is_refused(ep, problem):
+@pytest.mark.parametrize("mode", [contextlib.nullcontext, BaseTorchDispatchMode])
+def test_a_backward_of_an_earlier_routing_is_refused(ep, problem, mode):
     handle = ep.open_handle()
     handle.update(problem.topk_idx)
-    rows = handle.dispatch(problem.tokens.requires_grad_()).tokens
+    with mode():
+        rows = handle.dispatch(problem.tokens.requires_grad_()).tokens
     handle.update(problem.topk_idx)
     with pytest.raises(RuntimeError, match="update: the handle has another routing than at the operation"):
         rows.sum().backward()
@@ -126,6 +131,31 @@ def test_gradients_by_expert(group, world, device):
     problem.close(output, want.output)
     problem.close(tokens.grad, want.tokens_grad)
     problem.close(weights.grad, want.weights_grad)
+
+
+@pytest.mark.parametrize("mode", [contextlib.nullcontext, BaseTorchDispatchMode])
+@pytest.mark.parametrize("recorded", [False, True])
+def test_gradients_of_the_experts_by_expert(ep, problem, monkeypatch, mode, recorded):
+    """Whatever is in new memory, as they read the rows behind all experts; also where tokens want none."""
+    handle = ep.open_handle(expert_alignment=8)
+    handle.update(problem.topk_idx)
+    matrix = torch.eye(64, dtype=torch.bfloat16, device=ep.device, requires_grad=True)
+    tokens, scales = problem.tokens.clone().requires_grad_(recorded), problem.tokens[:, :2].float()
+    plain = torch.empty
+
+    def with_nan(*size, **named):
+        made = plain(*size, **named)
+        return made.fill_(torch.nan) if made.is_floating_point() and made.device.type != "meta" else made
+
+    with monkeypatch.context() as patch, mode():
+        patch.setattr(torch, "empty", with_nan)
+        received = handle.dispatch(tokens, problem.weights)
+        scaled = handle.dispatch(problem.tokens.to(torch.float8_e4m3fn), scales=scales, scales_order="column")
+        output = handle.combine((received.tokens @ matrix) * received.topk_weights[:, None].to(torch.bfloat16))
+        output.sum().backward()
+    want = received.tokens.detach().float().t() @ received.topk_weights[:, None].expand(-1, 64)
+    torch.testing.assert_close(matrix.grad.float(), want, rtol=5e-2, atol=5e-2)
+    assert scaled.tokens.float().isfinite().all() and scaled.scales.isfinite().all()
 
 
 def test_numbers_that_nobody_knows_in_a_graph(group, world, problem, monkeypatch, device):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from nccl_ep.gradients import check_routing, rows_in_graph
 from nccl_ep.operators.define import define
 from nccl_ep.operators.numbers import find, new_ticket, of_ticket, ticket as make_ticket
 from nccl_ep.results import DispatchResult
@@ -109,12 +110,12 @@ def ht_dispatch_scaled(tokens: torch.Tensor, scales: torch.Tensor | None, topk_w
                        group: int, rows: int | None) -> _Tensors:
     """Rows with scales, or with a cast: rows, scales [n, S], ids and weights, both [0, K] without
     weights."""
-    out = None
-    if rows is not None:
-        kind = scaled_rows(tokens, scales, cast).dtype
-        out = tokens.new_empty((rows, tokens.shape[1]), dtype=kind)
-    received = _handle(ticket, handle).dispatch(tokens, topk_weights, scales=scales, cast=cast,
-                                                scales_order=scales_order, out=out)
+    routed, made = _handle(ticket, handle), scaled_rows(tokens, scales, cast)
+    out_scales = None
+    if rows is not None and routed.expert_alignment:
+        out_scales = new_scales((rows, made.scales), made.scale_dtype, scales_order, tokens.device, True)
+    received = routed.dispatch(tokens, topk_weights, scales=scales, cast=cast, scales_order=scales_order,
+                               out=_out(tokens, rows, routed, made.dtype), out_scales=out_scales)
     assert received.scales is not None
     weights = received.topk_weights
     if weights is None:
@@ -204,12 +205,15 @@ ht_combine.register_autograd(_combine_backward, setup_context=_keep_combine)
 
 
 def _keep_routing(ctx: Any, routing: tuple[Any, ...]) -> None:
-    """Ids, ticket, handle and group."""
+    """Ids, ticket, handle and group; how many routings the handle has had, if it is no tracer that asks."""
     topk_idx, ticket, ctx.handle, ctx.group = routing
+    ctx.routing = find("handle", ctx.handle).routing if type(ticket) is torch.Tensor and ctx.handle else None
     ctx.save_for_backward(topk_idx, ticket)
 
 
 def _routing(ctx: Any) -> tuple[Any, ...]:
+    if ctx.routing is not None:
+        check_routing(find("handle", ctx.handle), ctx.routing)
     return *ctx.saved_tensors, ctx.handle, ctx.group
 
 
@@ -223,13 +227,10 @@ def _noted(handle: EpHandle[Any], operation: str, backward: bool) -> AbstractCon
     return handle.group.backward_of(operation) if backward else contextlib.nullcontext()
 
 
-def _out(tokens: torch.Tensor, rows: int | None, handle: EpHandle[Any]) -> torch.Tensor | None:
-    """Memory for so many rows as `tokens`."""
-    if rows is None:
-        return None
-    # Behind the rows of all experts nothing is written.
-    new = tokens.new_zeros if handle.expert_alignment else tokens.new_empty
-    return new((rows, tokens.shape[1]))
+def _out(tokens: torch.Tensor, rows: int | None, handle: EpHandle[Any],
+         dtype: torch.dtype | None = None) -> torch.Tensor | None:
+    """Memory for `rows`, if that is given."""
+    return None if rows is None else rows_in_graph(handle, tokens, rows, dtype)
 
 
 def _ids(received: DispatchResult, topk_idx: torch.Tensor) -> torch.Tensor:

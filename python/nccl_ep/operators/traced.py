@@ -6,6 +6,7 @@ otherwise. Here are the operators under the methods of a handle.
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -70,20 +71,23 @@ class TracedHandle:
                  stream: Any = None) -> DispatchResult:
         """`EpHandle.dispatch`; what is given as `out` is copied to."""
         _check_stream(stream)
-        where = self.ticket, self._number, self.group.number, None if out is None else out.shape[0]
+        rows = None if out is None else out.shape[0]
+        if rows is None and self._alignment and torch.is_grad_enabled():
+            rows = self.num_recv_tokens  # the operator makes zeros then, as gradients may be recorded
+        where = self.ticket, self._number, self.group.number, rows
         has_weights, is_scaled = topk_weights is not None, scales is not None or cast is not None
         has_ids = has_weights and not self._alignment
         row_scales = ids = weights = None
         if is_scaled:
-            rows, row_scales, ids, weights = ht.ht_dispatch_scaled(
+            received, row_scales, ids, weights = ht.ht_dispatch_scaled(
                 tokens, scales, topk_weights, self.topk_idx, cast, scales_order, *where)
             row_scales = _given(row_scales, out_scales)
         elif has_weights:
-            rows, ids, weights = ht.ht_dispatch_weighted(tokens, topk_weights, self.topk_idx, *where)
+            received, ids, weights = ht.ht_dispatch_weighted(tokens, topk_weights, self.topk_idx, *where)
         else:
-            rows = ht.ht_dispatch(tokens, self.topk_idx, *where, False)
+            received = ht.ht_dispatch(tokens, self.topk_idx, *where, False)
         return result_class(False, has_ids, is_scaled)(
-            _given(rows, out), None, ids if has_ids else None, weights if has_weights else None, row_scales)
+            _given(received, out), None, ids if has_ids else None, weights if has_weights else None, row_scales)
 
     def combine(self, tokens: torch.Tensor, topk_weights: torch.Tensor | None = None, *,
                 out: torch.Tensor | None = None, send_only: bool = False,
@@ -119,7 +123,7 @@ class TracedHandle:
 class TracedLowLatency:
     """A handle of low latency, made before, in traced code."""
 
-    def __init__(self, handle: EpHandle[Any]) -> None:
+    def __init__(self, handle: Any) -> None:
         self.handle = handle
 
     def dispatch(self, tokens: torch.Tensor, topk_weights: torch.Tensor | None = None, *,
@@ -180,12 +184,37 @@ class TracedLowLatency:
             ll.ll_complete(staged, inputs, self.handle.number)
 
 
+class _Shadow:
+    """A handle to a tracer: what that writes is here, all else the handle's."""
+
+    def __init__(self, handle: Routed[Any]) -> None:
+        self._handle = weakref.proxy(handle)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._handle, name)
+
+
+def _written(handle: Routed[Any]) -> Any:
+    """Where traced code writes what is the handle's: in a mode whose tensors have no memory to a shadow. Dynamo only
+    notes what is written, for when its code runs."""
+    if torch.compiler.is_dynamo_compiling():
+        return handle
+    mode: Any = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+    if mode is None:
+        return handle
+    shadows = vars(mode).setdefault("nccl_ep_handles", {})
+    if handle.number not in shadows:
+        shadows[handle.number] = _Shadow(handle)
+    return shadows[handle.number]
+
+
 def traced(handle: EpHandle[Any]) -> TracedHandle | TracedLowLatency:
     """The handle in traced code."""
+    seen = _written(handle)
     if handle.group.algorithm == "ll":
-        return TracedLowLatency(handle)
+        return TracedLowLatency(seen)
     if handle.keeps_ids:
-        return TracedHandle(handle.group, handle.topk_idx, handle.ticket, handle)
+        return TracedHandle(handle.group, seen.topk_idx, seen.ticket, handle)
     return TracedHandle(handle.group, handle.topk_idx, ht.ht_ticket(handle.number))
 
 
@@ -196,11 +225,12 @@ def update(handle: Routed[Any], topk_idx: torch.Tensor, counts: torch.Tensor | N
         raise RuntimeError("update: code that is traced updates handles of high throughput that open_handle made; of "
                            "low latency it changes topk_idx in place")
     ids = topk_idx.to(torch.int64)
-    handle.ticket = ht.ht_update(ids, handle.number, handle.group.number)
-    handle.topk_idx = ids
-    handle.num_tokens, handle.top_k = ids.shape
+    ticket = ht.ht_update(ids, handle.number, handle.group.number)
+    seen = _written(handle)
+    seen.ticket, seen.topk_idx = ticket, ids
+    seen.num_tokens, seen.top_k = ids.shape
     if counts is not None:
-        counts.copy_(handle.ticket)
+        counts.copy_(ticket)
 
 
 def create_handle(group: EpGroup[Any], topk_idx: torch.Tensor, counts: torch.Tensor | None,

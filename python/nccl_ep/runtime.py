@@ -188,6 +188,25 @@ def new_event(timing: bool = False) -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=timing)  # type: ignore[no-untyped-call, unused-ignore]
 
 
+class Use:
+    """The end of a use of memory on the current stream, for those that use it next."""
+
+    def __init__(self) -> None:
+        self._stream = None if uses_stand_ins() else torch.cuda.current_stream()
+        self._is_captured = self._stream is not None and torch.cuda.is_current_stream_capturing()
+        self._end = None if self._stream is None else new_event()
+        if self._end is not None:
+            self._end.record(self._stream)
+
+    def current_stream_wait(self) -> None:
+        """Makes the current stream wait, unless it is the same. What is captured is not waited for and
+        does not wait, as CUDA allows neither; who replays it orders it."""
+        if self._end is None or self._is_captured or torch.cuda.is_current_stream_capturing():
+            return
+        if (current := torch.cuda.current_stream()) != self._stream:
+            current.wait_event(self._end)
+
+
 class HostCopy:
     """Host memory to which tensors of one shape are copied asynchronously, one at a time.
 

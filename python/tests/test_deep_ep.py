@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import BaseTorchDispatchMode
 
-from nccl_ep import deep_ep
+from nccl_ep import EpHandle, deep_ep
 from nccl_ep.deep_ep import shared
 from nccl_ep.deep_ep.utils import EventHandle, EventOverlap
 from problems import Problem
@@ -359,6 +359,23 @@ def test_what_is_not_served(buffer, problem, device):
     for setting in ({"enable_shrink": True}, {"comm": object()}):
         with pytest.raises(NotImplementedError, match=next(iter(setting))):
             deep_ep.Buffer(None, **setting)
+
+
+def test_what_other_ranks_would_wait_for(buffer, problem, device, monkeypatch):
+    """Wrong values are refused before."""
+    *_, handle, _ = dispatched(buffer, problem)
+    tokens, weights = problem.tokens, problem.weights
+    monkeypatch.setattr(EpHandle, "update", None)
+    monkeypatch.setattr(EpHandle, "combine", None)
+    routing = {"num_tokens_per_expert": torch.zeros(problem.num_experts, device=device), "topk_idx": problem.topk_idx}
+    rows = torch.zeros((handle.rows, 256), device=device)
+    for call, text in (
+            (lambda: buffer.dispatch(tokens.flatten(), topk_weights=weights, **routing), "x: has shape"),
+            (lambda: buffer.dispatch(tokens, topk_weights=weights.double(), **routing), "topk_weights: has type"),
+            (lambda: buffer.dispatch((tokens, weights[:, :1].t()), topk_weights=weights, **routing), "scales: has shape"),
+            (lambda: buffer.combine(rows, handle, bias=rows.new_ones(1, 256)), r"bias: has shape \[1, 256\]")):
+        with pytest.raises(ValueError, match=text):
+            call()
 
 
 def test_buffers_share_their_groups(buffer, problem):

@@ -166,6 +166,23 @@ def test_what_callers_ask_for(buffer, world, problem):
     assert hint == buffer.num_bytes and hint % (2 << 20) == 0
 
 
+def test_groups_are_bounded(buffer, problem):
+    """Each bound of tokens has memory of its own."""
+    with pytest.raises(ValueError, match="num_max_tokens_per_rank, num_experts, hidden: 4 combinations of them are in"):
+        for most in range(_MOST, _MOST + 5):
+            dispatched(buffer, problem, do_cpu_sync=False, num_max_tokens_per_rank=most)
+    dispatched(buffer, problem, do_cpu_sync=False)
+
+
+@pytest.mark.parametrize("wrong", [{"num_max_tokens_per_rank": -1}, {"hidden": 1.5}])
+def test_a_refused_buffer_is_none(buffer, wrong):
+    """The last of the others still ends the groups."""
+    users = buffer.shared.users
+    with pytest.raises((TypeError, ValueError), match=next(iter(wrong))):
+        deep_ep.ElasticBuffer(dist.group.WORLD, explicitly_destroy=True, **wrong)
+    assert buffer.shared.users == users
+
+
 def test_what_is_not_served(buffer, problem):
     """The text names the argument."""
     *_, handle, _ = dispatched(buffer, problem)

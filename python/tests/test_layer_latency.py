@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from nccl_ep.layers import latency
 from problems import Problem, without_waiting
 
 pytestmark = pytest.mark.high_throughput
@@ -97,6 +98,29 @@ def test_batches_in_flight(layer, world, device):
     with pytest.raises(ValueError, match="layout_desc: .*it has no rows of pairs"):
         _ = made[0][3].token_dst_scatter_idx
     dist.barrier()
+
+
+def test_ids_wait_for_the_last_use_of_their_handle(layer, world, device, monkeypatch):
+    """An earlier operation may be queued on another stream when the fifth dispatch writes to the first handle."""
+    problem = Problem(*world, device=device)
+    ep = layer(problem, latency_tokens=9 + 2 * world[1])
+    calls = []
+
+    class Noted:
+        def __init__(self):
+            self.number = len(calls)
+            calls.append("used")
+
+        def current_stream_wait(self):
+            calls.append(self.number)
+
+    write = latency.write_ids
+    monkeypatch.setattr(latency, "Use", Noted)
+    monkeypatch.setattr(latency, "write_ids", lambda *ids: calls.append("written") or write(*ids))
+    for _ in range(5):
+        rows, weights, layout = ep.dispatch(problem.tokens, problem.topk_idx, problem.weights)
+    ep.combine(rows, layout)
+    assert calls == ["written", "used"] * 4 + [1, "written", "used", "used"]
 
 
 def test_the_host_does_not_wait(layer, world, device):

@@ -122,12 +122,12 @@ class Buffer(Sharing):
             raise NotImplementedError("topk_idx, topk_weights, num_tokens_per_expert: a dispatch "
                                       "without a handle needs all three")
         high_throughput.aligned([], expert_alignment)
-        inputs = [tokens, scales, topk_idx, topk_weights]
+        worst = integer("num_worst_tokens", num_worst_tokens)
+        inputs = high_throughput.Given(tokens, scales, topk_idx, topk_weights)
         group, host = self.shared.high_throughput(
-            num_tokens_per_expert.shape[0], high_throughput.row_bytes(tokens), Buffer.num_sms)
+            num_tokens_per_expert.shape[0], high_throughput.row_bytes(tokens, self.shared.device), Buffer.num_sms)
         with self._comm.on(previous_event, inputs):
-            first = high_throughput.first_dispatch(group, None if num_worst_tokens else host, tokens,
-                                                   (topk_idx, topk_weights), num_worst_tokens, scales=scales)
+            first = high_throughput.first_dispatch(group, None if worst else host, inputs, worst)
         received = first.received
         event = self._comm.finish(async_finish, received)
         return (received.tokens if scales is None else (received.tokens, received.scales), received.topk_idx,

@@ -74,10 +74,11 @@ class ElasticBuffer(Sharing):
                  explicitly_destroy: bool = False) -> None:
         if num_cpu_bytes:
             raise NotImplementedError("num_cpu_bytes: there is no memory of the host")
-        super().__init__(group, explicitly_destroy)
-        self.rank_idx, self.num_ranks = self.shared.rank, self.shared.size
         self.num_max_tokens_per_rank = integer("num_max_tokens_per_rank", num_max_tokens_per_rank)
-        self.num_bytes = num_bytes or _size(self.num_ranks, num_max_tokens_per_rank, hidden)
+        hidden = integer("hidden", hidden)
+        super().__init__(group, explicitly_destroy)  # which only `destroy` takes back
+        self.rank_idx, self.num_ranks = self.shared.rank, self.shared.size
+        self.num_bytes = num_bytes or _size(self.num_ranks, self.num_max_tokens_per_rank, hidden)
         self.deterministic = deterministic
         self.allow_hybrid_mode, self.allow_multiple_reduction = allow_hybrid_mode, allow_multiple_reduction
         self.prefer_overlap_with_compute, self.num_allocated_qps = prefer_overlap_with_compute, num_allocated_qps
@@ -150,7 +151,8 @@ class ElasticBuffer(Sharing):
             _wait(previous_event_before_epilogue)
             if plan is not None:
                 assert topk_idx is not None
-                handle = plan.handle(*high_throughput.routed(group, host, tokens, topk_idx, plan.zones), host)
+                given = high_throughput.Given(tokens, scales, topk_idx, topk_weights)
+                handle = plan.handle(*high_throughput.routed(group, host, given, plan.zones), host)
                 if weights is None and not do_expand:  # ids come with weights
                     weights = torch.zeros(topk_idx.shape, dtype=torch.float32, device=group.device)
             assert handle is not None
@@ -176,7 +178,8 @@ class ElasticBuffer(Sharing):
         if not plan.waits and not plan.most:
             raise ValueError("num_max_tokens_per_rank: needed without do_cpu_sync")
         bound = plan.most or _TOKENS // self.num_ranks if plan.expands or not plan.waits else 0
-        group, host = self.shared.high_throughput(num_experts, high_throughput.row_bytes(tokens), 0, bound)
+        row_bytes = high_throughput.row_bytes(tokens, self.shared.device)
+        group, host = self.shared.high_throughput(num_experts, row_bytes, 0, bound)
         return group, host if plan.waits else None
 
     @torch.no_grad()

@@ -29,23 +29,6 @@ class EventHandle:
             torch.cuda.current_stream().wait_event(self._event)
 
 
-class Use:
-    """The end of a use of memory on the current stream, for those that use it next."""
-
-    def __init__(self) -> None:
-        self._stream = None if uses_stand_ins() else torch.cuda.current_stream()
-        self._is_captured = self._stream is not None and torch.cuda.is_current_stream_capturing()
-        self._event = EventHandle()
-
-    def current_stream_wait(self) -> None:
-        """Makes the current stream wait, unless it is the same. What is captured is not waited for and
-        does not wait, as CUDA allows neither; who replays it orders it."""
-        if self._stream is None or self._is_captured or torch.cuda.is_current_stream_capturing():
-            return
-        if torch.cuda.current_stream() != self._stream:
-            self._event.current_stream_wait()
-
-
 class EventOverlap:
     """An event, or None where there is nothing to wait for, and tensors to keep until then."""
 

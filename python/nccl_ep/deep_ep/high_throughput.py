@@ -13,7 +13,8 @@ from nccl_ep.handle import EpHandle
 from nccl_ep.results import DispatchResult
 from nccl_ep.routing import known_ids
 from nccl_ep.runtime import HostCopy
-from nccl_ep.tensors import checked, checked_integers
+from nccl_ep.scales import checked_scales
+from nccl_ep.tensors import Tag, checked, checked_integers, describe, describe_strided
 
 _NODE = 8  # ranks of a node, as DeepEP counts them
 
@@ -50,6 +51,15 @@ def layout(topk_idx: torch.Tensor, num_experts: int, num_ranks: int) -> tuple[An
     return goes.sum(dim=0, dtype=torch.int32), nodes, per_expert[:num_experts], goes
 
 
+class Given(NamedTuple):
+    """Of a first dispatch: x [T, H], scales [T, S], ids and weights [T, K]."""
+
+    x: torch.Tensor
+    scales: torch.Tensor | None
+    topk_idx: torch.Tensor
+    topk_weights: torch.Tensor | None
+
+
 class First(NamedTuple):
     """A first dispatch: what came, rows of each expert, here and, if that was asked for, on the host."""
 
@@ -59,23 +69,31 @@ class First(NamedTuple):
     routing: Routing
 
 
-def first_dispatch(group: EpGroup[Any], host: HostCopy | None, x: torch.Tensor,
-                   routing: tuple[torch.Tensor, torch.Tensor], worst_tokens: int = 0, **options: Any) -> First:
-    """By ids and weights [T, K]; the host waits for the counts if it has memory for them."""
-    handle, counts = routed(group, host, x, routing[0])
+def first_dispatch(group: EpGroup[Any], host: HostCopy | None, given: Given, worst_tokens: int = 0) -> First:
+    """The host waits for the counts if it has memory for them."""
+    handle, counts = routed(group, host, given)
+    x, scales, _, weights = given
     out = None
     if worst_tokens:
         out = torch.empty((worst_tokens, x.shape[1]), dtype=x.dtype, device=group.device)
-    received = handle.dispatch(x, routing[1], out=out, **options)
+    received = handle.dispatch(x, weights, out=out, scales=scales)
     per_expert = [] if host is None else host.wait().tolist()
     return First(received, counts, per_expert, Routing(handle, received.tokens.shape[0]))
 
 
-def routed(group: EpGroup[Any], host: HostCopy | None, x: torch.Tensor, topk_idx: torch.Tensor,
+def routed(group: EpGroup[Any], host: HostCopy | None, given: Given,
            alignment: int = 0) -> tuple[EpHandle[Any], torch.Tensor]:
-    """A handle for the ids of `x`, and tokens of each expert int32 [L], which `host` gets; also in a CUDA graph."""
-    checked("x", x, ("T", "H"), group.device)
-    topk_idx = checked_integers("topk_idx", topk_idx, (x.shape[0], "K"), group.device)
+    """A handle for the ids of a dispatch, and tokens of each expert int32 [L], which `host` gets; also in a CUDA graph.
+
+    Refuses what the dispatch would before: for its routing other ranks are waited for.
+    """
+    x, scales, ids, weights = given
+    describe(checked("x", x, ("T", "H"), group.device), Tag.TOKENS)
+    topk_idx = checked_integers("topk_idx", ids, (x.shape[0], "K"), group.device)
+    if weights is not None:
+        checked("topk_weights", weights, topk_idx.shape, group.device, torch.float32)
+    if scales is not None:
+        describe_strided(checked_scales(scales, x.shape[0], group.device), Tag.SCALES)
     counts = torch.empty(group.num_local_experts, dtype=torch.int32, device=group.device)
     handle = group.open_handle(expert_alignment=alignment)
     handle.update(topk_idx, counts=counts)
@@ -98,13 +116,15 @@ def combine(routing: Routing, x: torch.Tensor, topk_weights: torch.Tensor | None
     """Sums [T, H], and weights [T, K] by k if `topk_weights` of rows are given; with weights nothing is chosen."""
     handle, weights = routing.handle, None
     x = checked("x", x, (routing.rows, "H"), handle.group.device)
+    biases = [each for each in (bias if isinstance(bias, (tuple, list)) else (bias,)) if each is not None]
+    for each in biases:
+        checked("bias", each, (handle.num_tokens, x.shape[1]), handle.group.device)
     if topk_weights is None:
         sums = handle.combine(x, choice=choice)
     else:
         sums, weights = handle.combine_with_weights(x, topk_weights)
-    for each in bias if isinstance(bias, (tuple, list)) else (bias,):
-        if each is not None:
-            sums += each
+    for each in biases:
+        sums += each
     return sums, weights
 
 
@@ -114,11 +134,12 @@ def aligned(counts: list[int], alignment: int) -> list[int]:
     return [-(-count // step) * step for count in counts]
 
 
-def row_bytes(x: torch.Tensor) -> int:
-    """Bytes of a row of a group for such tokens, whose results are bfloat16.
+def row_bytes(x: torch.Tensor, device: torch.device) -> int:
+    """Bytes of a row of a group for such tokens [T, H], whose results are bfloat16.
 
     Bytes may be two elements of 4 bits.
     """
+    checked("x", x, ("T", "H"), device)
     elements = x.shape[1] * (2 if x.dtype == torch.uint8 else 1)
     size: int = elements * max(x.dtype.itemsize, 2)
     return -(-size // 16) * 16

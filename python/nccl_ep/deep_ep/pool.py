@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from nccl_ep.deep_ep.events import Use
 from nccl_ep.group import EpGroup
 from nccl_ep.handle import EpHandle
 from nccl_ep.routing import padded, write_ids
+from nccl_ep.runtime import Use
 
 
 class Place:

@@ -25,7 +25,7 @@ from nccl_ep.rendezvous import collective_device, communicator
 from nccl_ep.runtime import HostCopy, Runtime
 from nccl_ep.types import NCCL_EP_AUTO
 
-_MOST_LOW_LATENCY = 4
+_MOST_GROUPS = 4  # of a mode
 _BFLOAT16 = 2  # bytes of an element
 
 
@@ -57,6 +57,7 @@ class Shared:
             room = group.hidden * group.dtype.itemsize
             if (group.num_experts, group.max_tokens_per_rank) == (num_experts, max_tokens) and room >= row_bytes:
                 return group, counts
+        _check_room(self._high, "num_max_tokens_per_rank")
         with self.runtime.current():
             group = EpGroup(num_experts, row_bytes // _BFLOAT16, algorithm="ht", comm=self.comm,
                             max_tokens_per_rank=max_tokens, num_channels=num_sms // 2)
@@ -72,10 +73,7 @@ class Shared:
             if (group.num_experts, group.max_tokens_per_rank) == (num_experts, max_tokens) and (
                     group.hidden == hidden):
                 return pool
-        if len(self._low) == _MOST_LOW_LATENCY:
-            raise ValueError("num_max_dispatch_tokens_per_rank, num_experts, hidden: "
-                             f"{_MOST_LOW_LATENCY} combinations of them are in use, each with memory "
-                             "of its own; call with one of these")
+        _check_room(self._low, "num_max_dispatch_tokens_per_rank")
         with self.runtime.current():
             group = EpGroup(num_experts, hidden, algorithm="ll", max_tokens_per_rank=max_tokens, comm=self.comm)
         group.label = "deep_ep.Buffer"
@@ -143,6 +141,13 @@ class Sharing:
     def get_comm_stream(self) -> Any:
         """The stream of high throughput; None on the CPU."""
         return self._comm.stream
+
+
+def _check_room(groups: list[Any], bound: str) -> None:
+    """Refuses one more than there may be."""
+    if len(groups) == _MOST_GROUPS:
+        raise ValueError(f"{bound}, num_experts, hidden: {_MOST_GROUPS} combinations of them are in use, each with "
+                         "memory of its own; call with one of these")
 
 
 def _is_one_node(group: Any) -> bool:

@@ -13,6 +13,7 @@ from nccl_ep.layers.layout import EPConfig
 from nccl_ep.layers.scaled import Scaling
 from nccl_ep.results import DispatchResult
 from nccl_ep.routing import padded, write_ids
+from nccl_ep.runtime import Use
 
 # Dispatches whose rows can be combined: two micro-batches, and as many once more.
 _SLOTS = 4
@@ -33,6 +34,9 @@ class Latency:
 
     Handles are made at once and for M tokens, as making one over several nodes is collective, and none
     can be made while a CUDA graph is captured. Shorter batches have ids of -1 at the end.
+
+    A stream waits for the uses of a handle on others. Replays of graphs are not seen: between a dispatch outside of
+    graphs and its combine none may run that was captured over the same handle, as it writes ids there.
     """
 
     def __init__(self, group: EpGroup[Any], config: EPConfig) -> None:
@@ -43,6 +47,7 @@ class Latency:
                 torch.full(shape, -1, dtype=torch.int64, device=group.device))
                 for _ in range(_SLOTS)]
         self._uses = 0
+        self._ends: dict[EpHandle[Any], Use] = {}  # of the last use of each
 
     @property
     def rows_per_expert(self) -> int:
@@ -54,10 +59,13 @@ class Latency:
         """tokens [T, H] of at most M to rows [L, R*M, H]; weights float32 [T, K] are of combine."""
         handle = self._handles[self._uses % _SLOTS]
         self._uses += 1
+        if handle in self._ends:
+            self._ends[handle].current_stream_wait()
         write_ids(handle.topk_idx, ids)
         scales = None if scaling.scales is None else self._padded(scaling.scales)
         received = handle.dispatch(self._padded(input), scales=scales, cast=scaling.cast,
                                    scales_order=scaling.order)
+        self._ends[handle] = Use()
         return received, Exchange(handle, self._uses, input.shape[0], weights)
 
     def combine(self, rows: torch.Tensor, exchange: Exchange) -> torch.Tensor:
@@ -68,6 +76,7 @@ class Latency:
         shape = (self._config.num_experts_per_rank, self.rows_per_expert, rows.shape[1])
         sums = exchange.handle.combine(rows.to(self._config.token_dtype).view(shape),
                                        self._padded(exchange.weights))
+        self._ends[exchange.handle] = Use()
         return sums[:exchange.tokens]
 
     def close(self) -> None:

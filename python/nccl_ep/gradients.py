@@ -26,11 +26,18 @@ def rows_in_graph(handle: Any, tokens: torch.Tensor, rows: int | None,
                   dtype: torch.dtype | None = None) -> torch.Tensor | None:
     """Memory for so many rows, or as many as may come, of a dispatch in a graph; None: the dispatch makes it.
 
-    By expert zeros: nothing is written behind the rows of all experts, and gradients read there, too.
+    By expert zeros, if that is more than come: nothing is written behind the rows of all experts, and gradients read
+    there, too.
     """
-    if not handle.expert_alignment:
-        return None if rows is None else tokens.new_empty((rows, tokens.shape[1]), dtype=dtype)
-    return tokens.new_zeros((handle.num_recv_tokens if rows is None else rows, tokens.shape[1]), dtype=dtype)
+    if rows is None:
+        return tokens.new_zeros((handle.num_recv_tokens, tokens.shape[1]), dtype=dtype) if has_rest(handle) else None
+    new = tokens.new_zeros if handle.expert_alignment else tokens.new_empty
+    return new((rows, tokens.shape[1]), dtype=dtype)
+
+
+def has_rest(handle: Any) -> bool:
+    """Whether rows by expert have something behind them in new tensors: without a bound their number is exact."""
+    return bool(handle.expert_alignment and handle.group.max_tokens_per_rank)
 
 
 def check_routing(handle: Any, routing: int) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 import torch
 
 from nccl_ep.choices import Choice, chosen
-from nccl_ep.gradients import check_differentiable, needs_gradient
+from nccl_ep.gradients import check_differentiable, has_rest, needs_gradient
 from nccl_ep.modes import Mode
 from nccl_ep.operators.traced import is_traced, runs_now, traced
 from nccl_ep.results import (DispatchResult, LowLatencyResult, LowLatencyScaledResult,
@@ -200,7 +200,7 @@ class EpHandle(Routed[Mode]):
         group, rows, out = self.group, asked.scaled, asked.out
         low_latency = group.algorithm == "ll"
         # Gradients of the experts' parameters read all rows.
-        behind = bool(self.expert_alignment) and torch.is_grad_enabled()
+        behind = has_rest(self) and torch.is_grad_enabled()
         if out is None:
             shape = (low_latency_shape(group, tokens.shape[1], asked.by_rank) if low_latency else
                      (self._ask_rows(stream), tokens.shape[1]))

@@ -72,7 +72,7 @@ class TracedHandle:
         """`EpHandle.dispatch`; what is given as `out` is copied to."""
         _check_stream(stream)
         rows = None if out is None else out.shape[0]
-        if rows is None and self._alignment and torch.is_grad_enabled():
+        if rows is None and self._alignment and self.group.max_tokens_per_rank and torch.is_grad_enabled():
             rows = self.num_recv_tokens  # the operator makes zeros then, as gradients may be recorded
         where = self.ticket, self._number, self.group.number, rows
         has_weights, is_scaled = topk_weights is not None, scales is not None or cast is not None

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _ALIGN = 512  # as torch's allocator does
 _MOST_BYTES = 2**63 - 1
-_OF_THREAD = threading.local()  # `used`: the memory and the pool of its innermost `memory_pool`
+_OF_THREAD = threading.local()  # `used`: whose `memory_pool` it is in
 
 
 @dataclasses.dataclass
@@ -192,24 +192,25 @@ class PeerMemory:
             raise RuntimeError("memory_pool: the group has no heap; call group.heap(size) on all ranks first")
         if group.device.type == "cpu":
             raise RuntimeError("memory_pool: torch has pools on GPUs only; group.empty makes tensors in the heap")
+        outer = getattr(_OF_THREAD, "used", None)
+        if outer is not None and outer is not self:
+            raise RuntimeError("memory_pool: within another group's, from which torch would go on to allocate")
         if self._pool is None:
             size = integer("size", heap.largest_free if size is None else size, 1, heap.size)
             with self._taken(heap, size) as offset:
                 pool = torch.cuda.MemPool(_allocator(group.library.path).allocator())
             self._pool = _Pool(pool, heap.address + offset, size)
-        outer = getattr(_OF_THREAD, "used", None)
+        if outer is self:
+            yield self._pool.of_torch
+            return
         self._cut_from(self._pool)
-        _OF_THREAD.used = self, self._pool
+        _OF_THREAD.used = self
         try:
             with torch.cuda.use_mem_pool(self._pool.of_torch):
                 yield self._pool.of_torch
         finally:
-            _OF_THREAD.used = outer
-            memory, before = outer or (self, None)
-            # From memory of a group that has ended the library cuts nothing.
-            if memory._group.is_open:
-                memory._cut_from(before)
-            elif group.is_open:
+            _OF_THREAD.used = None
+            if group.is_open:  # from memory of one that has ended the library cuts nothing
                 self._cut_from(None)
 
     def _cut_from(self, pool: _Pool | None) -> None:

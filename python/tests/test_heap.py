@@ -242,7 +242,8 @@ def as_on_gpus(monkeypatch):
 
 
 def test_pools_within_pools(group, world, device, monkeypatch):
-    """What is around one goes on behind it; an error within is not hidden by the end of the group."""
+    """One of the same group changes nothing, of another group it is refused; an error within is not hidden by the end
+    of the group."""
     if device.type == "cpu":
         as_on_gpus(monkeypatch)
     alloc = ctypes.CDLL(nccl_ep.NCCLLibrary().path).ncclEpPoolAlloc
@@ -258,15 +259,19 @@ def test_pools_within_pools(group, world, device, monkeypatch):
         return [0 <= (address or 0) - begin < 4 * MIB for begin in begins]
 
     with first.memory_pool():
-        for inner in (first, second):
-            with inner.memory_pool():
-                assert cuts_from() == [inner is first, inner is second]
+        with first.memory_pool():
             assert cuts_from() == [True, False]
-        with pytest.raises(ZeroDivisionError), second.memory_pool():
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                second.close()
-            1 / 0  # noqa: B018
+        with pytest.raises(RuntimeError, match="another group's"), second.memory_pool():
+            pass
+        assert cuts_from() == [True, False]
+    assert cuts_from() == [False, False]
+    with pytest.raises(ZeroDivisionError), second.memory_pool():
+        assert cuts_from() == [False, True]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            second.close()
+        1 / 0  # noqa: B018
+    with first.memory_pool():
         assert cuts_from() == [True, False]
     assert cuts_from() == [False, False]
 

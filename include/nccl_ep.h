@@ -335,7 +335,9 @@ ncclResult_t ncclEpCreateGroup(ncclEpGroup_t *ep_group,
 // Returns `ncclInvalidArgument` for a group that was destroyed already; `ncclInvalidUsage` if
 // `stream` is captured into a graph: the capture and the group go on. Captures of other streams go
 // on, too, unless graphs have operations of the group: then this call waits for its whole device,
-// which ends all captures there.
+// which ends all captures there. `ncclRemoteError` where other ranks do not come within
+// NCCL_EP_TIMEOUT_MS, or operations have not ended within twice that, as what is before them on
+// their stream does not end: the group is gone, and its memory stays allocated.
 ncclResult_t ncclEpGroupDestroy(ncclEpGroup_t ep_group, cudaStream_t stream);
 
 // Allocates a dense tensor in device memory and fills in its descriptor. Local. The data is not
@@ -386,9 +388,11 @@ ncclResult_t ncclEpTensorDestroy(ncclEpGroup_t ep_group, struct ncclNDTensor_t *
 // LL on one node: local, enqueues nothing. Over several nodes: collective, in one order on all
 // ranks; the ranks exchange T and K on a stream of the library's own, behind the group's earlier
 // operations, and the first operation waits on the host if that has not arrived, at most twice
-// NCCL_EP_TIMEOUT_MS. In either case every dispatch and combine reads the ids again, so they may be
-// updated in place between operations; a combine finds the rows of the last dispatch by them. The
-// data of the ids must stay valid as long as the handle is used, the descriptor need not.
+// NCCL_EP_TIMEOUT_MS. If a rank refuses its own, ranks that forward for it refuse operations on
+// theirs (`ncclRemoteError`), and the group goes on: all make another one. In either case every
+// dispatch and combine reads the ids again, so they may be updated in place between operations; a
+// combine finds the rows of the last dispatch by them. The data of the ids must stay valid as long
+// as the handle is used, the descriptor need not.
 //
 // HT: collective. The ranks exchange the routing, and the ids are read once, when `stream`
 // reaches this call. On the GPUs of one node the host does not wait for that; over several nodes

@@ -85,7 +85,9 @@ pub unsafe extern "C" fn ncclEpCreateGroup(
 /// Returns `ncclInvalidArgument` for a group that was destroyed already; `ncclInvalidUsage` if
 /// `stream` is captured into a graph: the capture and the group go on. Captures of other streams go
 /// on, too, unless graphs have operations of the group: then this call waits for its whole device,
-/// which ends all captures there.
+/// which ends all captures there. `ncclRemoteError` where other ranks do not come within
+/// NCCL_EP_TIMEOUT_MS, or operations have not ended within twice that, as what is before them on
+/// their stream does not end: the group is gone, and its memory stays allocated.
 ///
 /// # Safety
 /// `stream` is a live stream.

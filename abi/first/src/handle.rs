@@ -23,9 +23,11 @@ use std::time::Duration;
 /// LL on one node: local, enqueues nothing. Over several nodes: collective, in one order on all
 /// ranks; the ranks exchange T and K on a stream of the library's own, behind the group's earlier
 /// operations, and the first operation waits on the host if that has not arrived, at most twice
-/// NCCL_EP_TIMEOUT_MS. In either case every dispatch and combine reads the ids again, so they may be
-/// updated in place between operations; a combine finds the rows of the last dispatch by them. The
-/// data of the ids must stay valid as long as the handle is used, the descriptor need not.
+/// NCCL_EP_TIMEOUT_MS. If a rank refuses its own, ranks that forward for it refuse operations on
+/// theirs (`ncclRemoteError`), and the group goes on: all make another one. In either case every
+/// dispatch and combine reads the ids again, so they may be updated in place between operations; a
+/// combine finds the rows of the last dispatch by them. The data of the ids must stay valid as long
+/// as the handle is used, the descriptor need not.
 ///
 /// HT: collective. The ranks exchange the routing, and the ids are read once, when `stream`
 /// reaches this call. On the GPUs of one node the host does not wait for that; over several nodes

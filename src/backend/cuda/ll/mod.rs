@@ -114,7 +114,7 @@ impl LlGroupBackend for LlGroup {
         stream: Stream,
     ) -> Result<Box<dyn LlBackend>> {
         self.context.renew_tuning();
-        let number = self.next_handle();
+        let number = next_number(&self.handles);
         let handle = routing.and_then(|routing| self.handle(number, routing, home, stream));
         match (&self.network, &handle) {
             (None, _) => {}
@@ -127,11 +127,6 @@ impl LlGroupBackend for LlGroup {
 }
 
 impl LlGroup {
-    /// The number of the next handle, from 1 on; all ranks make their handles in one order.
-    fn next_handle(&self) -> u32 {
-        next_number(&self.handles)
-    }
-
     /// Handle `number` of the group, before it is announced to the others.
     fn handle(&self, number: u32, routing: Routing, home: HandleHome, stream: Stream) -> Result<Handle> {
         let tuning = *self.context.tuning.read();

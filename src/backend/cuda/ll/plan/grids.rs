@@ -13,10 +13,6 @@ use crate::model::group::LlCombineMode;
 use crate::model::ops::Routing;
 use crate::tuning::{Choice, Operation};
 
-/// Lower bound of the grid, as a share of the full one: an idle rank still serves the tokens of others.
-/// The full grid would make small even batches slower. Half of it makes uneven ones slower, but they
-/// still take less time than even batches with the most tokens (docs/performance.md).
-pub(super) const SERVING_SHARE: u32 = 2;
 /// Blocks that a caller's channel stands for, as in HT.
 const BLOCKS_PER_CHANNEL: usize = 2;
 /// Fewest blocks of a combine.
@@ -24,8 +20,8 @@ const LEAST_COMBINE_BLOCKS: usize = 8;
 /// From this many tokens on, a combine needs more on its way at a time than its small kernel has
 /// (docs/development/README.md).
 const MANY_TOKENS_OF_COMBINE: usize = 64;
-/// From this many tokens on, combine is faster with blocks that only receive.
-const MANY_TOKENS: usize = 256;
+/// From this many tokens on, combines of two ranks, and of more, are faster with blocks that only receive.
+const MANY_TOKENS: [usize; 2] = [1024, 256];
 /// Up to this many tokens more threads find nothing to do.
 const FEW_TOKENS: usize = 8;
 
@@ -59,9 +55,7 @@ impl LlPlan {
             return (grid, grid.receive_blocks);
         }
         let (own, most) = (even(tokens), even(self.max_tokens));
-        let serving = own.send_blocks + most.receive_blocks / SERVING_SHARE;
-        let grid = own.with_receivers(serving.max(most.blocks / SERVING_SHARE).min(most.blocks));
-        (grid.with_threads(most.threads), own.receive_blocks)
+        (own.with_receivers(most.blocks).with_threads(most.threads), own.receive_blocks)
     }
 
     /// The grid of a dispatch where all ranks have `tokens`.
@@ -120,8 +114,7 @@ impl LlPlan {
         }
         let own = self.even_combine_grid(tokens, multiprocessors);
         let most = self.even_combine_grid(self.max_tokens, multiprocessors);
-        let grid = own.with_senders(most.blocks / SERVING_SHARE);
-        grid.with_threads(most.threads)
+        own.with_senders(most.blocks).with_threads(most.threads)
     }
 
     /// The grid of a combine where all ranks have `tokens`.
@@ -139,8 +132,8 @@ impl LlPlan {
             let blocks = at_most(4 * tokens, multiprocessors);
             return Grid::shared(blocks.max(1), most_threads);
         }
-        if tokens >= MANY_TOKENS {
-            let senders = multiprocessors * 3 / 4;
+        if tokens >= self.of_ranks(MANY_TOKENS) {
+            let senders = if self.facts.ranks <= 2 { multiprocessors * 2 / 3 } else { multiprocessors * 3 / 4 };
             return Grid::split(senders, multiprocessors - senders, most_threads);
         }
         let blocks = at_most((4 * self.pairs_of_two(tokens)).max(LEAST_COMBINE_BLOCKS), multiprocessors);
@@ -161,8 +154,9 @@ const PAIRS_PLAIN: [usize; 2] = [64, 16];
 const PAIRS_OF_SOME: [usize; 2] = [32, 64];
 /// Up to as many, rows of a view are copied: without scales, of two ranks and of more.
 const PAIRS_PLAIN_VIEW: [usize; 2] = [64, 128];
-/// The same of combines, whose blocks have no more than half of the threads.
+/// The same of combines, whose blocks have no more than half of the threads; and where others may have more tokens.
 const PAIRS_OF_COMBINE: usize = 32;
+const PAIRS_OF_COMBINE_OF_SOME: usize = 16;
 /// Up to this many ranks, as a block asks one after the other for its counts.
 const FEW_RANKS: usize = 8;
 /// Up to this many tokens of this rank fewer threads suffice, and start sooner.
@@ -196,9 +190,18 @@ impl LlPlan {
             dispatch: dispatch(self.facts.row_bytes),
             short_dispatch: dispatch(short_bytes),
             short_bytes,
-            combine: (rows.plain && self.pairs(routing.tokens) <= PAIRS_OF_COMBINE)
+            combine: (rows.plain && self.pairs(routing.tokens) <= self.most_pairs_of_combine(routing.tokens))
                 .then(|| self.few_combine(routing.tokens, multiprocessors)),
         })
+    }
+
+    fn most_pairs_of_combine(&self, tokens: usize) -> usize {
+        if tokens < self.max_tokens { PAIRS_OF_COMBINE_OF_SOME } else { PAIRS_OF_COMBINE }
+    }
+
+    /// What holds for two ranks, or for more.
+    fn of_ranks(&self, [two, more]: [usize; 2]) -> usize {
+        if self.facts.ranks <= 2 { two } else { more }
     }
 
     /// Pairs of a token and a rank, if each of these has so many.
@@ -209,9 +212,8 @@ impl LlPlan {
     /// Of which rows there are few where ranks have so many `tokens`.
     pub fn few_rows(&self, tokens: usize) -> FewRows {
         let suits = self.forwarders.nodes == 1 && self.facts.ranks <= FEW_RANKS;
-        let of_ranks = |[two, more]: [usize; 2]| if self.facts.ranks <= 2 { two } else { more };
-        let bound = if tokens < self.max_tokens { of_ranks(PAIRS_OF_SOME) } else { usize::MAX };
-        let is_few = |most| suits && self.pairs(tokens) <= of_ranks(most).min(bound);
+        let bound = if tokens < self.max_tokens { self.of_ranks(PAIRS_OF_SOME) } else { usize::MAX };
+        let is_few = |most| suits && self.pairs(tokens) <= self.of_ranks(most).min(bound);
         FewRows {
             by_rank: is_few([PAIRS_BY_RANK; 2]),
             scaled: is_few(PAIRS_SCALED),
@@ -250,7 +252,7 @@ impl LlPlan {
         let room = multiprocessors - senders - tellers - 1;
         let of_few = at_most(few_blocks(self.pairs(tokens)), room);
         let more = few_blocks(self.pairs(self.max_tokens - tokens));
-        let serving = at_most(more, (room - of_few).clamp(multiprocessors / 4, multiprocessors / SERVING_SHARE).max(1));
+        let serving = at_most(more, (room - of_few).max(multiprocessors / 4).max(1));
         let of_few = of_few.min(room - serving);
         (grid([senders, tellers, 1 + of_few + serving], threads), serving)
     }

@@ -8,12 +8,12 @@
 namespace nccl_ep {
 
 ENTRY(add_counts) {
-    // Behind a dispatch that has failed the counts are anything.
+    // After a failed dispatch the counts are meaningless.
     if (known_failure(params.wait) != 0) {
         return;
     }
     for (uint32_t expert = threadIdx.x; expert < params.experts; expert += blockDim.x) {
-        // CUDA has it for this name of the type alone.
+        // CUDA's 64-bit atomicAdd takes this type only.
         auto* const total = reinterpret_cast<unsigned long long*>(params.totals + expert);
         atomicAdd(total, static_cast<unsigned long long>(params.counts[expert]));
     }

@@ -1,9 +1,8 @@
-// The header of a handle's block in a caller's memory: written behind the kernel that fills the
-// block, and compared before an operation that uses it, as the caller may have moved other bytes
-// there.
+// The header of a handle's block in a caller's memory: written after the kernel that fills the block, and compared
+// before an operation that uses it, as the caller may have put other bytes there.
 //
-// Grid: one warp, a lane for each word. If the header is another one, the group fails, and no
-// kernel that comes later follows what is in the block.
+// Grid: one warp, a lane for each word. If the header does not match, the group fails, and no later kernel uses the
+// block.
 
 #include "base/entry.cuh"
 #include "base/warp.cuh"
@@ -11,7 +10,7 @@
 
 namespace nccl_ep::handle_header_impl {
 
-// Behind an operation that has failed the block is nobody's.
+// After a failed operation the block is invalid: its header is zeros.
 __device__ void write(const HandleHeaderParams& params, uint32_t word) {
     if (word < HANDLE_HEADER_WORDS) {
         const bool is_rows = word == HANDLE_HEADER_ROWS && params.rows != nullptr;

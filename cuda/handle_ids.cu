@@ -1,7 +1,7 @@
-// Copies ids so that kernels can read them: with 64 bits each, and those that are not negative moved by `offset`.
+// Copies ids to the form that kernels read: 64 bits each, with `offset` added to those that are not negative.
 //
-// Grid: one thread for each id at a time. What is written is visible to later kernels of the stream. `to` may be `from`
-// where that has 64 bits.
+// Grid: one thread for each id at a time. Later kernels of the stream see what is written. `to` may be `from` if that
+// has 64 bits.
 
 #include "base/entry.cuh"
 #include "base/expert.cuh"

@@ -1,8 +1,8 @@
 // The cast of rows to e4m3 with a scale for each block of 128 or 32 elements (docs/formats.md has the formula).
 //
-// Here a warp casts 512 consecutive elements at a time, 16 in each lane, so 8 or 2 lanes share a scale; senders of
-// dispatches in high throughput have 64 in each (../ht/cast_rows.cuh). Multiplications and divisions are rounded one by
-// one, as the CPU backend's are: results are equal bit for bit.
+// A warp casts 512 consecutive elements at a time, 16 per lane, so 8 or 2 lanes share a scale; high-throughput senders
+// cast 64 per lane, or 32 of fp32 (../ht/cast_rows.cuh). Multiplications and divisions are rounded one by one, as in
+// the CPU backend: results are equal bit for bit.
 #pragma once
 
 #include "params/common.h"
@@ -13,9 +13,9 @@ namespace nccl_ep {
 
 // ---- Numbers -----------------------------------------------------------------------------------
 //
-// e4m3 has 8 bits, of which 4 are the exponent and 3 the mantissa. Rounded to nearest, ties to even. What is larger
-// than 448, infinities included, becomes 448; any NaN becomes 0x7f. Chips before sm_89 have no instruction for it;
-// integers give the same bits.
+// e4m3 has 4 bits of exponent and 3 of mantissa. Values are rounded to nearest, ties to even; magnitudes above 448,
+// infinities included, become 448, and any NaN becomes 0x7f. GPUs before sm_89 have no instruction for this; integer
+// arithmetic gives the same bits.
 
 constexpr uint32_t kE4m3Most = 0x7e;
 constexpr uint32_t kE4m3Nan = 0x7f;
@@ -37,14 +37,14 @@ __device__ __forceinline__ uint32_t e4m3_by_integers(float value) {
     }
     const int32_t exponent = static_cast<int32_t>(magnitude >> kMantissaBits) - 127;
     const uint32_t mantissa = (magnitude & 0x7fffffu) | 1u << kMantissaBits;
-    // A subnormal e4m3 has fewer bits. Far below, and for the subnormals of f32, none are left.
+    // A subnormal e4m3 has fewer mantissa bits; far smaller values, f32 subnormals among them, have none left.
     const int32_t missing = min(max(kLeastExponent - exponent, 0), 8);
     const uint32_t drop = kMantissaBits - 3 + missing;
     const uint32_t kept = mantissa >> drop;
     const uint32_t rest = mantissa & ((1u << drop) - 1);
     const uint32_t half = 1u << (drop - 1);
     const uint32_t up = rest > half || (rest == half && (kept & 1) != 0) ? 1 : 0;
-    // `kept` has the leading one, which counts as 1 in the field of the exponent.
+    // `kept` includes the leading one, which adds 1 to the exponent field.
     const uint32_t field = static_cast<uint32_t>(max(exponent - kLeastExponent, 0));
     return sign | min((field << 3) + kept + up, kE4m3Most);
 }
@@ -63,9 +63,9 @@ __device__ __forceinline__ uint32_t e4m3x4_from_f32(const float* in) {
 
 // Elements of a lane: one 16-byte access of e4m3.
 constexpr uint32_t kCastElements = sizeof(Vec16);
-// Lanes of the largest block.
+// Lanes that share the largest block.
 constexpr uint32_t kMostLanes = 128 / kCastElements;
-// What counts as the largest magnitude of a block of zeros: 1e-4.
+// Lower bound of a block's largest magnitude, so that a block of zeros has a scale: 1e-4.
 __device__ __forceinline__ float least_maximum() { return __uint_as_float(0x38d1b717); }
 
 // The scale of a block.
@@ -75,7 +75,7 @@ struct BlockScale {
     // The scale as it is stored: the bits of a float32, or an exponent byte.
     uint32_t stored;
 
-    // `most` is the largest magnitude of the block's elements, and not less than that of a block of zeros.
+    // `most` is the largest magnitude of the block's elements, at least least_maximum().
     __device__ BlockScale(float most, uint32_t form) {
         constexpr float kMost = 448.0f;
         constexpr uint32_t kInverseMost = 0x3b124925;  // 1/448
@@ -105,8 +105,8 @@ struct Uncast {
     static constexpr uint32_t kBytesPerElement = sizeof(Vec16) / Number::kPerVec;
     Vec16 vec[kVecs];
 
-    // The largest magnitude of the lane's block, and not less than that of a block of zeros. No element counts unless
-    // `is_there`. All lanes call it: in a row for several accesses, whose shuffles then overlap.
+    // The largest magnitude of the lane's block, at least least_maximum(); elements count only if `is_there`. All lanes
+    // call it; calls for several accesses in a row overlap their shuffles.
     __device__ __forceinline__ float largest_of_block(const ScaledRows& rows, bool is_there) const {
         float most = least_maximum();
         if (is_there) {

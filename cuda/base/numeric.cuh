@@ -1,7 +1,7 @@
-// How the 16 bytes of a row are to be read as numbers, and numbers rounded to them.
+// Reads 16 bytes of a row as numbers, and rounds numbers to 16 bytes.
 //
-// `largest` is the largest magnitude of the 16 bytes and of `known`, `largest_of` that of several; NaN do not count.
-// Sums are in fp32 whatever the rows are made of; "rounded" is to nearest, ties to even.
+// `largest` is the largest magnitude among the 16 bytes and `known`, `largest_of` that of several vectors; NaNs are
+// ignored. Sums are in fp32 whatever the type of rows; rounding is to nearest, ties to even.
 #pragma once
 
 #include "primitive.cuh"
@@ -12,7 +12,7 @@ __device__ __forceinline__ float larger(float known, float magnitude) {
     return magnitude > known ? magnitude : known;  // `known` is a number
 }
 
-// What types of 16 bits share. `Number` takes the two numbers of a word apart and compares two words at once.
+// What the 16-bit types share. `Number` unpacks the two numbers of a word, and takes the maxima of two words.
 template <typename Number>
 struct OfPairs {
     static constexpr uint32_t kPerVec = 8;

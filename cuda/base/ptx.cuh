@@ -16,15 +16,15 @@ struct alignas(16) Vec16 {
     uint32_t word[4];
 };
 
-// A kernel's first statement, if it may be launched while the kernel before it runs: waits until that has ended, all of
-// whose stores are then seen.
+// First statement of a kernel that may be launched while its predecessor runs: waits until that has ended and its
+// stores are visible.
 __device__ __forceinline__ void wait_for_grid() {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" : : : "memory");
 #endif
 }
 
-// The same, and the kernel behind this one may be launched from here on.
+// The same; from here on the next kernel may be launched.
 __device__ __forceinline__ void follow_grid() {
     wait_for_grid();
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
@@ -72,7 +72,7 @@ __device__ __forceinline__ void st_relaxed_sys(uint64_t* to, uint64_t value) {
     asm volatile("st.relaxed.sys.global.u64 [%0], %1;" : : "l"(to), "l"(value) : "memory");
 }
 
-// Two such words in one access, aligned to both; each is indivisible.
+// Two words in one access, aligned to 16 bytes; each word is indivisible.
 __device__ __forceinline__ void st_relaxed_sys(uint64_t* to, uint64_t first, uint64_t second) {
     asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};"
                  :
@@ -167,13 +167,12 @@ __device__ __forceinline__ uint32_t shared_address(const void* at) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(at));
 }
 
-// Everything that this thread did or observed so far comes before what it does next, for whoever
-// learns of the latter.
+// Orders everything that this thread did or observed so far before what it does next, for whoever observes the latter.
 __device__ __forceinline__ void fence_acq_rel_sys() {
     asm volatile("fence.acq_rel.sys;" : : : "memory");
 }
 
-// Shared memory of this block, which its other threads change meanwhile.
+// For shared memory of this block that other threads access meanwhile.
 __device__ __forceinline__ uint32_t ld_acquire_cta_shared(const uint32_t* from) {
     uint32_t value;
     asm volatile("ld.acquire.cta.shared.u32 %0, [%1];"
@@ -206,8 +205,8 @@ __device__ __forceinline__ void mbarrier_init(uint64_t* barrier, uint32_t arriva
                  : "memory");
 }
 
-// A barrier's phases end when all its arrivals have come; whoever finds a phase ended sees what was done before them.
-// Whether the phase of this parity has ended; the first phase has parity 0.
+// Whether the phase of this parity has ended; the first phase has parity 0. A phase ends with its last arrival; whoever
+// finds it ended sees what was done before the arrivals.
 __device__ __forceinline__ bool mbarrier_test_wait(uint64_t* barrier, uint32_t parity) {
     uint32_t ended;
     asm volatile(
@@ -222,8 +221,8 @@ __device__ __forceinline__ bool mbarrier_test_wait(uint64_t* barrier, uint32_t p
     return ended != 0;
 }
 
-// Begins to copy 16 bytes to shared memory, past L1; joins the loads of this thread that its next commit is for. Other
-// accesses of the thread are ordered with it as with a load, once it has waited.
+// Starts copying 16 bytes to shared memory, bypassing L1; joins the group that this thread's next commit closes. Once
+// the thread has waited for it, the copy is ordered like an ordinary load.
 __device__ __forceinline__ void async_load(Vec16* shared_to, const Vec16* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" : : "r"(shared_address(shared_to)), "l"(from) : "memory");
 }
@@ -232,7 +231,7 @@ __device__ __forceinline__ void async_load_commit() {
     asm volatile("cp.async.commit_group;" : : : "memory");
 }
 
-// This thread's loads are there, but for those of the last `Groups` commits.
+// Waits for this thread's groups of loads, except the last `Groups`.
 template <uint32_t Groups>
 __device__ __forceinline__ void async_load_wait() {
     asm volatile("cp.async.wait_group %0;" : : "n"(Groups) : "memory");
@@ -243,7 +242,7 @@ __device__ __forceinline__ void async_load_wait() {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 #define NCCL_EP_HAS_BULK_COPY 1
 
-// One arrival, and so many bytes of bulk loads to expect.
+// Arrives, and makes the phase expect `bytes` bytes of bulk loads.
 __device__ __forceinline__ void mbarrier_arrive_expect(uint64_t* barrier, uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
                  :
@@ -251,7 +250,7 @@ __device__ __forceinline__ void mbarrier_arrive_expect(uint64_t* barrier, uint32
                  : "memory");
 }
 
-// Counts towards the phase of `barrier` when its bytes are there.
+// Its bytes count towards the phase of `barrier` as they arrive.
 __device__ __forceinline__ void bulk_load(void* shared_to, const void* from, uint32_t bytes,
                                           uint64_t* barrier) {
     asm volatile(
@@ -261,7 +260,7 @@ __device__ __forceinline__ void bulk_load(void* shared_to, const void* from, uin
         : "memory");
 }
 
-// Joins the stores of this thread that its next commit is for.
+// Joins the group that this thread's next commit closes.
 __device__ __forceinline__ void bulk_store(void* to, const void* shared_from, uint32_t bytes) {
     asm volatile(
         "cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
@@ -270,27 +269,27 @@ __device__ __forceinline__ void bulk_store(void* to, const void* shared_from, ui
         : "memory");
 }
 
-// Makes a group of this thread's bulk stores since the last one; waits are for groups.
+// Closes the group of this thread's bulk stores since its last commit; waits are for groups.
 __device__ __forceinline__ void bulk_store_commit() {
     asm volatile("cp.async.bulk.commit_group;" : : : "memory");
 }
 
-// The shared memory of this thread's bulk stores may be written again, but for those of the last `Groups` groups.
+// Waits until this thread's groups, except the last `Groups`, have read their shared memory, which may then be
+// overwritten.
 template <uint32_t Groups = 0>
 __device__ __forceinline__ void bulk_store_wait_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" : : "n"(Groups) : "memory");
 }
 
-// This thread's bulk stores are complete but for the last `Groups` groups; its release afterwards
-// covers them.
+// Waits until this thread's groups, except the last `Groups`, are complete; its next release covers them.
 template <uint32_t Groups>
 __device__ __forceinline__ void bulk_store_wait() {
     asm volatile("cp.async.bulk.wait_group %0;" : : "n"(Groups) : "memory");
 }
 
-// Between ordinary accesses and bulk copies, both ways: what this thread did or observed so far in shared memory
-// comes before the bulk copies that it, or a thread that meets it afterwards, starts. One fence for all memory
-// would be a fence of GPU scope, too, which waits behind the SM's stores.
+// Orders ordinary accesses and bulk copies, both ways: what this thread did or observed so far in shared memory comes
+// before bulk copies that it, or a thread that synchronizes with it later, starts. A single fence for all memory would
+// also be a fence of GPU scope, which waits behind the SM's stores.
 __device__ __forceinline__ void fence_shared_before_bulk() {
     asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
 }
@@ -312,7 +311,7 @@ __device__ __forceinline__ uint16_t f16_from_f32(float value) {
     return bits;
 }
 
-// The larger of two pairs of numbers, each by itself; of a NaN and a number, the number.
+// Elementwise maximum of two pairs; of a NaN and a number, the number.
 __device__ __forceinline__ uint32_t max_bf16x2(uint32_t a, uint32_t b) {
     uint32_t larger;
     asm("max.bf16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
@@ -348,7 +347,7 @@ __device__ __forceinline__ uint32_t e4m3x2_from_f32(float low, float high) {
 // where kernels run on a CPU it lets the other threads go on.
 __device__ __forceinline__ void spin_hint() {}
 
-// Between polls of many warps, which would take bandwidth from what they wait for: some 100 ns.
+// Pauses some 100 ns between polls where many polling warps would take bandwidth from what they wait for.
 __device__ __forceinline__ void spin_gently() { asm volatile("nanosleep.u32 100;"); }
 
 // The same in loops that wait for this block's own shared memory.

@@ -27,7 +27,7 @@ struct ScalePart {
     __device__ __forceinline__ Vec16 load_at_once() const {
         return ld_const(reinterpret_cast<const Vec16*>(scales + first));
     }
-    // In any order; behind the last scale zeros.
+    // In any order; zeros past the last scale.
     __device__ __forceinline__ Vec16 load() const {
         return is_one_access() ? load_at_once() : load_apart(rows, view, scales, first);
     }
@@ -77,7 +77,7 @@ struct ScalePart {
     }
 
    private:
-    // The same, so that a kernel has their code once.
+    // Not inlined, so that a kernel has their code once.
     __device__ __noinline__ static Vec16 load_apart(const ScaledRows& rows, const ScaleView& view, uint8_t* scales,
                                                     uint32_t first) {
         return ScalePart{rows, view, scales, first}.load_slowly();
@@ -94,7 +94,7 @@ struct ScalePart {
     __device__ bool is_aligned() const {
         return (static_cast<uint32_t>(reinterpret_cast<uint64_t>(scales)) + first) % sizeof(Access) == 0;
     }
-    // The scales of this part, and the first of them.
+    // The number of scales from this part on, and one of them.
     template <typename Scale>
     __device__ uint32_t count() const {
         return (rows.scale_bytes - min(rows.scale_bytes, first)) / sizeof(Scale);
@@ -137,7 +137,7 @@ struct ScalePart {
     static constexpr uint32_t kPerPart = sizeof(Vec16) / sizeof(Scale);
     template <typename Scale>
     static constexpr uint32_t kPerWord = sizeof(uint32_t) / sizeof(Scale);
-    // Of a scale in its word.
+    // Bit position of a scale in its word.
     template <typename Scale>
     __device__ static uint32_t shift(uint32_t index) {
         return index % kPerWord<Scale> * (8 * sizeof(Scale));

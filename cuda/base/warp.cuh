@@ -1,8 +1,8 @@
-// Where a thread stands in its warp and its block, what a warp does together, and how blocks and warps share out
-// units of work.
+// Where a thread stands in its warp and block, what a warp does together, and how blocks and warps share out units of
+// work.
 //
-// All that depends on how many lanes a warp has, and how they talk, is here: kernels name no operation of a warp and
-// no word of lanes by themselves.
+// Everything that depends on the number of lanes, or on how they communicate, is here: kernels use neither warp
+// intrinsics nor raw lane masks.
 #pragma once
 
 #include "primitive.cuh"
@@ -34,19 +34,18 @@ struct LaneMask {
     __device__ __forceinline__ uint32_t last() const { return kWarpSize - 1 - __clz(static_cast<int>(bits)); }
     __device__ __forceinline__ void drop_first() { bits &= bits - 1; }
     __device__ __forceinline__ void drop(uint32_t lane) { bits &= ~(1u << lane); }
-    // The first one from `lane` on; where that is none, the first of all, which must exist.
+    // The first one from `lane` on, wrapping around; one must exist.
     __device__ __forceinline__ uint32_t first_from(uint32_t lane) const {
         const uint32_t later = bits & (~uint32_t{0} << lane);
         return __ffs(later != 0 ? later : bits) - 1;
     }
-    // Those behind `lane`.
+    // Those after `lane`.
     __device__ __forceinline__ LaneMask behind(uint32_t lane) const {
         return {lane + 1 < kWarpSize ? bits & (~uint32_t{0} << (lane + 1)) : 0};
     }
     // None unless `wanted`.
     __device__ __forceinline__ LaneMask only_if(bool wanted) const { return {wanted ? bits : 0}; }
-    // How many lanes from `lane` on are in it before the first that is not; if there is none, any number that is not
-    // less.
+    // Length of the run of set lanes that begins at `lane`; any number not less if the run reaches the last lane.
     __device__ __forceinline__ uint32_t run_from(uint32_t lane) const {
         return static_cast<uint32_t>(__ffs(~(bits >> lane))) - 1;
     }
@@ -57,7 +56,7 @@ struct LaneMask {
 // ---- What all lanes of a warp call together ----------------------------------------------------
 constexpr uint32_t kAllLanes = ~uint32_t{0};
 
-// What each lane has written before, all see afterwards.
+// What each lane wrote before is visible to all lanes afterwards.
 __device__ __forceinline__ void sync_warp() { __syncwarp(); }
 // The lanes whose vote is true.
 __device__ __forceinline__ LaneMask ballot(int vote) { return {__ballot_sync(kAllLanes, vote)}; }
@@ -77,9 +76,9 @@ template <typename T>
 __device__ __forceinline__ T* shuffle(T* pointer, uint32_t lane) {
     return reinterpret_cast<T*>(shuffle(reinterpret_cast<unsigned long long>(pointer), lane));
 }
-// warp_idx(), as the compiler knows to be the same in all lanes. All lanes call it.
+// warp_idx(), in a form that the compiler knows to be uniform in the warp. All lanes call it.
 __device__ __forceinline__ uint32_t warp_idx_of_all() { return shuffle(warp_idx(), 0); }
-// The value of the lane whose number differs by the bits `lanes`.
+// The value of lane `lane_idx() ^ lanes`.
 template <typename T>
 __device__ __forceinline__ T shuffle_xor(T value, uint32_t lanes) {
     return __shfl_xor_sync(kAllLanes, value, lanes);

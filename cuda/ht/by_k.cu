@@ -1,7 +1,7 @@
-// Brings the gradients of a token's weights, which lie by ascending expert, into the order of its ids: each id gets
-// that of its expert, also if another one names the same, and an id that names none gets zero.
+// Reorders the gradients of a token's weights, which lie by ascending expert, by its ids: each id gets its expert's
+// gradient, even if another id names the same expert, and an id that names none gets zero.
 //
-// Grid: a warp for each token at a time, a lane for each of its ids. All lanes have read before one writes.
+// Grid: a warp for each token at a time, a lane for each id. In place: all lanes read before one writes.
 
 #include "../base/entry.cuh"
 #include "../base/expert.cuh"
@@ -10,7 +10,7 @@
 
 namespace nccl_ep::ht_by_k_impl {
 
-// How many different experts below this lane's the token's ids name.
+// Distinct experts below this lane's among those that the token's ids name.
 __device__ uint32_t experts_below(int32_t expert, uint32_t top_k) {
     uint32_t below = 0;
 #pragma unroll 1

@@ -1,8 +1,8 @@
-// Rows that are rounded to e4m3 on the way (rows.cuh).
+// Rows that their sender casts to e4m3 (rows.cuh).
 //
-// One kernel has the casts of all types, as little of it depends on them. A chunk of the caller's row is loaded to the
-// end of its part of the buffer and cast there, from the last element to the first, so both end at the same byte.
-// Behind it are the stamp and the scales of the whole row, which go with the last chunk.
+// One kernel has the casts of all types, as little of its code depends on them. A chunk of the caller's row is loaded
+// to the end of its part of the buffer and cast in place, from the last element to the first, so input and output end
+// at the same byte. Behind it lie the stamp and the scales of the whole row, which travel with the last chunk.
 #pragma once
 
 #include "../base/cast.cuh"
@@ -92,14 +92,14 @@ struct CastRows : ScaledImage {
             cast_stretch<Number>(in, end - elements, {first, elements, offset}, end + kStampBytes);
         }
     }
-    // Some elements of a chunk: the lane's first, those of the chunk, and those of the row before the chunk.
+    // A lane's elements of a chunk: the first; how many the chunk has, and how many of the row precede it.
     struct Elements {
         uint32_t first;
         uint32_t of_chunk;
         uint32_t before;
     };
-    // Casts a stretch of elements, each lane its own, of which the last may lie behind the chunk. What is written no
-    // later call reads. Lanes begin with different accesses, so that they meet in no bank of shared memory.
+    // Casts a stretch of elements, each lane its own; the last ones may lie past the chunk. No later call reads what
+    // this one writes. Lanes start with different accesses, to avoid bank conflicts.
     template <typename Number>
     __device__ __forceinline__ void cast_stretch(const uint8_t* in, uint8_t* out, const Elements& these,
                                                  uint8_t* scales) const {
@@ -111,7 +111,7 @@ struct CastRows : ScaledImage {
         Vec16 given[kVecs];
 #pragma unroll
         for (uint32_t i = 0; i < kVecs; ++i) {
-            // Behind the chunk the last one, which changes no maximum of a block that is there.
+            // Past the chunk its last access is read again, which changes no real block's maximum.
             const uint32_t from = min(at(i), these.of_chunk - kPerVec);
             given[i] = *reinterpret_cast<const Vec16*>(in + from * Uncast<Number>::kBytesPerElement);
         }
@@ -147,7 +147,7 @@ struct CastRows : ScaledImage {
             }
         }
     }
-    // The largest magnitudes of the blocks of both halves, and not less than those of blocks of zeros.
+    // The largest magnitudes of the blocks of both halves, at least least_maximum().
     template <typename Number>
     __device__ __forceinline__ void find_largest(const Vec16 (&given)[kVecs], float (&most)[2]) const {
         constexpr uint32_t kOfLane = kVecs * Number::kPerVec;

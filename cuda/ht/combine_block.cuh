@@ -10,7 +10,7 @@
 
 namespace nccl_ep::ht_combine_impl {
 
-// With fewer rows in all rings for each sending warp, warps poll for credits themselves.
+// With fewer ring slots for each sending warp, warps poll for credits themselves.
 constexpr uint32_t kRowsPerSender = 4;
 
 struct SharedStorage {
@@ -25,7 +25,7 @@ static_assert(sizeof(SharedStorage) <= HT_STATIC_SHARED_BYTES, "launches leave n
 // Rows that the caller has summed, as they lie where a dispatch without zones has put their tokens.
 struct SummedRows {
     static constexpr bool kZones = false;
-    // The shared memory of a warp that sends, with zones of any.
+    // The shared memory of a sending warp; with zones, of any warp that copies.
     using Buffers = Staging;
     struct Nothing {};
     template <typename Block, typename Part>
@@ -47,7 +47,7 @@ struct Block {
 
     const HtCommon& common = params.common;
     Share senders = {0, common.shape.send_blocks};
-    // If all blocks send, all receive as well, by the warps behind those that send and the one that notifies.
+    // If all blocks send, all receive too, with the warps after the senders and the notifier.
     Share receivers = senders.blocks == gridDim.x ? senders : Share{senders.blocks, gridDim.x - senders.blocks};
 
     __device__ uint32_t rank() const { return common.peers.rank; }

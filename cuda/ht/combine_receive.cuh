@@ -7,8 +7,8 @@
 
 namespace nccl_ep::ht_combine_impl {
 
-// This lane's rank's row of a token: where it lies, NULL in lanes that are no rank's first. With zones this rank's own
-// lies in several slots; its number is the sequence.
+// Where a token's row from this lane's rank lies; NULL in lanes that are no rank's first. With zones this rank's own
+// row lies in several slots: `row` is NULL, and `sequence` is its number.
 struct Part {
     const uint8_t* row;
     uint32_t sequence;
@@ -65,7 +65,7 @@ __device__ __forceinline__ void sum_chunk(const Block& block, uint32_t token, La
     float sum[kVecs][Type::kPerVec] = {};
     add_rows<Type>(sum, firsts, part.row, first, vecs);
     if (block.partials.rounds_own_node()) {
-        // Each lane reads what it has stored.
+        // Each lane reads back only what it has stored itself.
         store_sum<Type>(sum, first, vecs, out);
         clear_sum<Type>(sum);
     }

@@ -6,8 +6,8 @@
 
 namespace nccl_ep::ht_combine_impl {
 
-// A warp adds to `waits` how long the first row of each peer takes. It stays marked as there, whoever takes it. `ranks`
-// are those of the peers, NULL on one node.
+// A warp adds to `waits` how long each peer's first row takes; the row stays marked as arrived, whoever takes it.
+// `ranks` has the ranks of the peers, NULL on one node.
 __device__ __noinline__ static void time_first_rows(const HtCommon& common, const HtPairs& pairs, uint64_t* waits,
                                                     const uint32_t* ranks) {
     const uint64_t begin = globaltimer_ns();
@@ -50,13 +50,13 @@ __device__ void run(const HtCombineParams& params, const Scope& scope, const Par
         needed = input.needed();
     }
     if (params.in_rows < needed) {
-        // There is nothing to return, and the peers cannot be given anything else.
+        // Rows are missing, and there is nothing else to return to the peers.
         if (blockIdx.x == 0 && threadIdx.x == 0) {
             fail(common, FAULT_INPUT_ROWS, block.rank(), needed, params.in_rows);
         }
         return;
     }
-    // The last block receives, and its other warps take what this one leaves.
+    // The last block receives; its other warps do this one's share meanwhile.
     if (params.waits != nullptr && blockIdx.x == gridDim.x - 1 && warp_idx() == num_warps() - 1) {
         time_first_rows(common, shared.pairs, params.waits, scope.ranks());
     }

@@ -34,7 +34,7 @@ __device__ __forceinline__ void load_chunk(const Block& block, const Returning& 
     staging.load_to(staging.chunk(), row + offset, format.chunk_at(offset));
 }
 
-// The row's gradients go behind it. What was stored from the tails before must have been read.
+// Writes the row's gradients, which travel behind it. Earlier stores from the tails must have been read.
 template <typename Block>
 __device__ void write_tail(const Block& block, const Returning& returning, Staging& staging) {
     const uint32_t columns = block.params.columns;
@@ -52,7 +52,7 @@ __device__ void write_tail(const Block& block, const Returning& returning, Stagi
     staging.settle();
 }
 
-// Stores the row, whose first chunk was loaded. It has departed then with zones, else when the next one is loaded.
+// Stores the row, whose first chunk is loaded. With zones it departs here, otherwise once the next row is being loaded.
 template <typename Block>
 __device__ void store_row(const Block& block, const Returning& returning, typename Block::Buffers& staging,
                           NotifyQueue& queue) {

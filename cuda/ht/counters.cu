@@ -1,4 +1,4 @@
-// What a dispatch tells its caller, or a routing over several nodes.
+// The counts that a dispatch, or a routing over several nodes, tells its caller.
 //
 // Grid: one block, behind the kernel that routes. A handle on which the ranks do not agree has no rows.
 

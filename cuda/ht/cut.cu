@@ -1,12 +1,12 @@
-// Drops the rows of a handle that its ranks have no room for, behind ht_route: of those that come to a rank, in their
-// order, the first ones stay. Ids of rows that do not are -1 from here on, so no operation knows of them.
+// Drops the rows of a handle that its ranks have no room for, after ht_route: each rank keeps the first of the rows
+// that come to it, in their order. The ids of dropped rows become -1, so no operation sees them.
 //
-// Grid: one block. A rank tells each source how many of its rows there is room for. The source takes the others out of
-// its entries and ids; where some of its rows stay and some do not, it tells that rank how many of them are for each of
-// its experts, as only the source knows. What a rank gets from other sources ht_route has heard.
+// Grid: one block. A rank tells each source how many of its rows stay. The source removes the others from its entries
+// and ids; where only some of its rows stay, it tells that rank how many of them are for each of its experts, as only
+// the source knows. Where all rows of a source stay, ht_route has heard their counts.
 //
-// Packets have the epoch of ht_route and lie in its bank, as those that ht_zones reads; zones.cu says why nobody reads
-// there any more. Where ranks do not agree nobody sends or waits, and after a failure nobody sends.
+// Packets have the epoch of ht_route and lie in its bank, as do those that ht_zones reads; zones.cu says why nobody
+// still reads there. If the ranks disagree nobody sends or waits; after a failure nobody sends.
 
 #include "../base/entry.cuh"
 #include "../base/expert.cuh"
@@ -29,7 +29,7 @@ struct Block {
     __device__ uint32_t local_experts() const { return params.layout.local_experts; }
     // How many of so many rows there is room for.
     __device__ uint32_t cut(uint32_t rows) const { return min(rows, params.limit); }
-    // What `source` tells: how many rows of the other's stay, then how many of its own are for each expert.
+    // Packets from `source`: how many of the receiver's rows stay, then how many of its own are for each expert.
     template <template <typename> class Address>
     __device__ Address<uint64_t> packets(Address<uint8_t> window, uint32_t source) const {
         return packets_of<Address>(params.packets, epoch, window) + uint64_t{source} * (1 + local_experts());

@@ -77,10 +77,10 @@ __device__ __forceinline__ bool goes_to_peer(const Block& block, const TokenEntr
     return entries.is_first() && static_cast<uint32_t>(entries.rank) != block.rank();
 }
 
-// With one at a time they would wait: to ask for it takes as long as to send a row.
+// One at a time, asking for a token would take as long as sending a row.
 constexpr uint32_t kTokensAtOnce = 2;
 
-// Warps take tokens as they go where not all SMs send equally fast.
+// Where not all SMs send equally fast, warps take tokens as they go (`takes_tokens`).
 template <typename Block>
 __device__ void send_rows(const Block& block, Pipeline& pipeline) {
     const HtMapped& mapped = block.mapped;
@@ -91,9 +91,9 @@ __device__ void send_rows(const Block& block, Pipeline& pipeline) {
     Parts parts = loading;
     // Well before it is needed, as loads wait behind the SM's stores.
     HtEntry entry = TokenEntries::load_entry(handle, parts.token);
-    // Of each stage, in its lane: the token that it has, or will have next. There are two at least.
+    // Lane i has the token of stage i, or the stage's next one. There are at least two stages.
     uint32_t token_of_stage = 0;
-    // One copy of what fills stages, for the first ones as well.
+    // The loop fills the first stages as well, so that the code for it exists once.
     uint32_t filled = 1;
 #pragma unroll 1
     while (parts.token < handle.tokens) {
@@ -323,7 +323,7 @@ __device__ void take_scales(const Block& block, uint32_t source) {
             are_some_left = true;
         }
     });
-    // In other orders one after the other, so that the code for them is there once.
+    // Other orders go one scale part at a time, so that their code exists once.
     if (are_some_left) {
         for_all<1>(count, load, [&](uint32_t i, const Vec16& scales) { place_of(i).store(scales); });
     }

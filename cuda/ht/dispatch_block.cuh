@@ -91,7 +91,7 @@ __device__ __forceinline__ float weight_of_lane(const Block& block, const TokenE
     return given.weight_of(block.scope.id_of(block.common, entries), block.top_k());
 }
 
-// What a token's row is on this rank itself.
+// A token's row that stays on this rank.
 struct KeptRow {
     // Whether it goes here.
     bool is_here;

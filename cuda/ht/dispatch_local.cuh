@@ -41,8 +41,8 @@ __device__ bool keep_token(const Block& block, uint32_t token, Staging& staging)
     return true;
 }
 
-// One warp fills a row of each output that no token fills, of rows and scales if they are wanted; false if there is no
-// such row.
+// One warp fills a row of each output that no token fills, of rows and scales only if that is wanted; false if there is
+// none.
 template <typename Block>
 __device__ bool fill_unused_row(const Block& block, uint64_t number, Staging& staging) {
     const bool fills = block.params.fills_rest != 0;

@@ -55,7 +55,7 @@ __device__ __forceinline__ bool has_arrived(const Block& block, uint32_t source,
         return false;
     }
     const bool fits = packet_data(packet) == block.common.shape.fingerprint;
-    // Rows of another shape may take whole slots: it is those at the beginning of a slot that tell.
+    // Rows of another shape may take whole slots, so only the first unit of a slot is conclusive.
     if (!fits && sequence % kSlotUnits == 0) {
         odd = {source, sequence, packet_data(packet)};
     }
@@ -85,7 +85,7 @@ __device__ bool poll_arrivals(const Block& block, OddRow& odd) {
     return ballot(left).any();
 }
 
-// The same until none is left, or the operation has failed. Those who take the rows have a deadline.
+// Polls until no row is left or the operation has failed. The warps that take the rows have a deadline.
 template <typename Block>
 __device__ void poll_arrivals(const Block& block) {
     OddRow odd;
@@ -129,7 +129,7 @@ class DealtRows {
    private:
     static constexpr uint32_t kRounds = (MAX_PEERS + kWarpSize - 1) / kWarpSize;
 
-    // The first round's rows go, and `last` come: so loops over rounds are there once, and rows are in registers.
+    // The first round's rows leave and `last` enter: so code for a round exists once, with its rows in registers.
     __device__ __forceinline__ void rotate(uint32_t last) {
 #pragma unroll
         for (uint32_t i = 0; i + 1 < kRounds; ++i) {
@@ -138,7 +138,7 @@ class DealtRows {
         next_[kRounds - 1] = last;
     }
 
-    // Among the sources from `base` on, beginning behind that of the last row.
+    // Looks among the sources from `base` on, starting after that of the last row.
     template <typename Block>
     __device__ void look(const Block& block, uint32_t base, Work& work) {
         const uint32_t source = base + lane_idx();

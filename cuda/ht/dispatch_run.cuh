@@ -16,8 +16,8 @@ __device__ __forceinline__ uint32_t rows_needed(const Block& block) {
     }
 }
 
-// Whether the outputs have room for what comes; a missing one has room for any number of rows. Otherwise the
-// operation fails: here at once, on peers that wait for this rank now or when they begin their next one.
+// Whether the outputs have room for what comes; a missing one has room for any number of rows. Otherwise the operation
+// fails: here at once, on peers while they wait for this rank or when they begin their next operation.
 template <typename Block>
 __device__ bool check_outputs(const Block& block) {
     const HtDispatchParams& params = block.params;

@@ -16,7 +16,7 @@ struct Upcoming {
     typename Block::Ahead ahead;
 };
 
-// A token that a warp is about to send, and in each lane that is a rank's first, where it goes there.
+// A token that a warp is about to send; lanes that are a rank's first know where it goes there.
 template <typename Block>
 struct Outgoing {
     uint32_t token;
@@ -111,7 +111,7 @@ __device__ __forceinline__ void keep_chunk(const Block& block, const Outgoing<Bl
     }
 }
 
-// Stores the row, whose first chunk was loaded, and its tails to all its peers; what is kept by senders here as well.
+// Stores the row, whose first chunk is loaded, and its tails to all peers; and here, if senders keep rows.
 template <typename Block>
 __device__ void store_row(const Block& block, const Outgoing<Block>& outgoing, float weight, Staging& staging) {
     const HtCommon& common = block.common;
@@ -150,11 +150,11 @@ __device__ void store_row(const Block& block, const Outgoing<Block>& outgoing, f
 template <typename Block>
 __device__ void send_rows(const Block& block, Staging& staging, NotifyQueue& queue) {
     const HtCommon& common = block.common;
-    // A token and a stored row that go nowhere, so that one copy of the loop serves the first token as well.
+    // A token and a stored row that go nowhere, so that the loop needs no prologue.
     Upcoming<Block> upcoming = {0, {}, {-1, 0}, {}, {}};
     bool to_peer = false;
     Notification stored = {0, 0};
-    // What has no credit; in the end, that for which the warp has given up.
+    // Lanes without credit; after the loop, those for which the warp has given up.
     LaneMask without;
     Patience patience;
     for (bool gives_up = false;;) {

@@ -29,10 +29,9 @@ __device__ __forceinline__ uint8_t* tail_of(const HtMessages& messages, uint32_t
            (uint64_t{index} + 1) * messages.tail_bytes;
 }
 
-// All threads of a block send the messages of a stage, by their headers. The first stage of an operation begins its
-// epoch: no kernel of this group that reads headers runs meanwhile, as those of the operation before have ended and its
-// own follow the exchange. A header also says whether this rank knows of a failure: then sums that it should have made
-// are not what it sends.
+// All threads of a block send the messages of a stage. The first stage of an operation advances the epoch: no kernel of
+// this group that reads headers runs meanwhile, as those of the previous operation have ended and this one's follow the
+// exchange. A header also says whether this rank knows of a failure, as it then sends other sums than it should.
 template <typename Net>
 __device__ __forceinline__ void send_messages(const HtHeaderParams& params) {
     const uint32_t before = ld_relaxed_gpu(&params.sequences->epoch);

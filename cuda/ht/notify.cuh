@@ -18,7 +18,7 @@ constexpr uint32_t kQueueClosed = 0xffffffffu;
 // In shared memory: the state of each warp's queue, of up to kWarpSize warps, zero at first. The queue itself
 // is a ring of rows in the warp's own shared memory.
 struct NotifyState {
-    // Rows so far that were posted, and of how many of them the peers were notified.
+    // Rows posted so far, and how many of them the peers were notified of.
     uint32_t posted[kWarpSize];
     uint32_t notified[kWarpSize];
 };
@@ -29,7 +29,7 @@ struct Notification {
     uint32_t sequence;
 };
 
-// As many as a token goes to ranks at most.
+// The most ranks that a token goes to.
 constexpr uint32_t kQueueRows = HT_MAX_TOP_K;
 
 // The queue of `warp`: the end of its shared memory.
@@ -47,15 +47,15 @@ __device__ inline void clear_queues(NotifyState& state) {
     }
 }
 
-// The sending warp's side. Each lane may have a row to one peer of what the warp sends at a time.
+// The sending warp's side. Each lane may have a row that the warp sends to one peer.
 template <typename Staging>
 class NotifyQueueOf {
    public:
     __device__ NotifyQueueOf(NotifyState& state, Notification* rows, Staging& staging)
         : state_(state), rows_(rows), staging_(staging) {}
 
-    // The stores of these rows have been committed last. They are posted when they are complete: not
-    // before the next ones are under way, or by flush.
+    // The stores committed last are those of these rows. They are posted once complete: by the next call, when later
+    // stores are under way, or by flush.
     __device__ __forceinline__ void depart(bool has_row, uint32_t peer, uint32_t sequence) {
         staging_.wait_stored_but_last();
         post();
@@ -78,7 +78,7 @@ class NotifyQueueOf {
     }
 
    private:
-    // What has departed is complete as far as lane 0 can see.
+    // Posts what has departed, which is complete as far as lane 0 can see.
     __device__ __forceinline__ void post() {
         const LaneMask with_row = ballot(has_row_);
         const uint32_t count = with_row.count();

@@ -1,4 +1,4 @@
-// How a block numbers tokens: for each of some columns, which of them are in it, in the order of tokens.
+// How a block numbers tokens: for each column, the tokens that are in it, in their order.
 //
 // A block goes through the tokens in tiles of one token per thread. A column is a rank that tokens go to, or
 // a list that they are in.
@@ -19,7 +19,7 @@ constexpr uint32_t kColumns = kColumnWords * kWordBits;
 struct Numbering {
     // Tokens so far, by column.
     uint32_t before[kColumns];
-    // The same at each warp's tokens of the tile.
+    // Tokens before those of each warp in the tile.
     uint32_t of_warp[kNumberingWarps][kColumns];
 };
 
@@ -102,7 +102,7 @@ __device__ __forceinline__ uint32_t chunk_begin(uint32_t tokens, uint32_t chunk,
     return static_cast<uint32_t>(uint64_t{tokens} * chunk / chunks);
 }
 
-// Whether all of a source's tokens travel to a node, as nearly all do; both sides decide so.
+// Whether a source sends all its tokens to a node because nearly all go there; both sides decide alike.
 __device__ __forceinline__ bool all_travel(uint32_t travelling, uint32_t tokens) {
     return uint64_t{travelling} * 32 >= uint64_t{tokens} * HT_WHOLE_OF_32;
 }

@@ -1,13 +1,13 @@
-// Offers: how the ranks agree, in an operation itself, that its rows need no rings, as they lie in tensors that the
-// peers map: where a dispatch puts rows (direct_rows.cuh), or where a combine finds them (pull_rows.cuh).
+// Offers: how the ranks agree, within an operation, that its rows need no rings because they lie in tensors that the
+// peers map: where a dispatch stores rows (direct_rows.cuh), or a combine loads them (pull_rows.cuh).
 //
 // Protocol
 //
 // In groups with objects every operation on rows begins so. Each rank, the *owner* of its tensor, offers it to each
-// peer: an object, and the offset of the peer's first row there; or it offers nothing, and says so. All ranks see all
-// offers, so all come to the same conclusion without another word: if every rank offers its tensor, rows go straight;
-// if any does not, all use the rings, as if there had been no offers, and the sequences of the rings stay as they are
-// otherwise. Object and offset are parameters, and epochs are counted in device memory, so graphs replay.
+// peer: an object, and the offset of the peer's first row there; or it says that it offers nothing. All ranks see all
+// offers, so all conclude the same without another message: if every rank offers its tensor, rows go straight, and the
+// rings' sequences stay as they are; if any does not, all use the rings as if there had been no offers. Object and
+// offset are parameters, and epochs are counted in device memory, so graphs replay.
 //
 // A peer that has stored (dispatch) or read (combine) all its rows in the owner's tensor says so by its *done* packet.
 //
@@ -26,22 +26,22 @@
 //
 // Why no packet is overwritten too early
 //
-// An offer of epoch n lies in bank n % 2. Every kernel sees the offers of its epoch of all ranks before it ends, also
-// where it does not need them. So when a rank makes offer n + 2, its kernel n + 1 has seen every peer's offer n + 1,
-// that peer's kernel n has ended, and has seen this rank's offer n. A done packet of epoch n is overwritten behind an
-// offer of a later epoch, which the owner makes when its kernel n has ended. Both are compared exactly.
+// An offer of epoch n lies in bank n % 2. Every kernel sees all ranks' offers of its epoch before it ends, even where
+// it does not need them. So when a rank makes offer n + 2, its kernel n + 1 has seen every peer's offer n + 1, so that
+// peer's kernel n has ended, and has seen this rank's offer n. A done packet of epoch n is overwritten only after an
+// offer of a later epoch, which the owner makes when its kernel n has ended. Both are valid with exactly this epoch.
 //
 // Why every wait terminates
 //
-// An offer waits for nothing but that its owner's kernel begins, and done for nothing but offers. No block waits for
-// another one of its kernel. A rank without a tensor that peers map does not wait for offers before it uses the rings:
-// their conclusion is known. It sees them at the end.
+// An offer depends only on its owner's kernel having begun, and done only on offers. No block waits for another block
+// of its kernel. A rank without a tensor that peers map does not wait for offers before it uses the rings, as the
+// conclusion is known; it sees them at the end.
 //
-// Rings between: all rows of a ring are read when the receiver's kernel ends, and slots stay as they are meanwhile, so
-// an operation that does not use them changes nothing there.
+// Operations that do not use the rings change nothing there: all rows of a ring have been read when the receiver's
+// kernel ends, and slots stay as they are.
 //
-// After a failure a kernel that begins offers nothing, and a peer's wait for its offer ends. One that has made an offer
-// cannot take it back: peers may store to its tensor until their kernels end.
+// After a failure a kernel that begins offers nothing, and a peer's wait for its offer is given up. A kernel that has
+// made an offer cannot take it back: peers may store to its tensor until their kernels end.
 #pragma once
 
 #include "params/ht_mapped.h"
@@ -64,10 +64,10 @@ enum OfferWord : uint32_t {
 // How rows travel.
 enum class Way : uint32_t { kRings, kStraight, kFailed };
 
-// What the threads of a block share while they agree, and of tensors that peers map; in front of its dynamic shared
-// memory, which rings use otherwise.
+// What the threads of a block share while they agree, and while rows go straight; it lies in front of the block's
+// dynamic shared memory, which rings use otherwise.
 struct Agreed {
-    // Where the rows of this rank begin in the tensor of each.
+    // Where this rank's rows begin in each rank's tensor.
     Remote<uint8_t> first[MAX_PEERS];
     uint32_t epoch;
     uint32_t total;
@@ -96,7 +96,7 @@ __device__ __forceinline__ Address<uint64_t> offer_in(const HtCommon& common, co
     return as<uint64_t>(window + mapped.layout.offers) + uint64_t{number} * HT_OFFER_PACKETS;
 }
 
-// Rows of the tensor of this rank that are those of `peer`.
+// Rows of `peer` in this rank's tensor.
 __device__ __forceinline__ uint32_t rows_of(const HtCommon& common, uint32_t peer) {
     return common.handle.begins[peer + 1] - common.handle.begins[peer];
 }
@@ -144,7 +144,7 @@ __device__ inline void hear_offer(const HtCommon& common, const HtMapped& mapped
         word(kOfferFingerprint) == common.shape.fingerprint && word(kOfferScales) == mapped.scales_word;
     const bool has_same_rows = word(kOfferRows) == common.handle.departures[owner] && object < HT_MAX_OBJECTS;
     if (ok && !(is_same && has_same_rows)) {
-        // Other numbers of rows are those of another handle.
+        // A different number of rows means another handle.
         const uint32_t other = is_same ? 1u << HT_FINGERPRINT_PAYLOAD_BITS : 0;
         fail_for_scales(common, owner, word(kOfferFingerprint) ^ other, {mapped.scales_word, word(kOfferScales)});
         ok = false;
@@ -189,18 +189,18 @@ __device__ __forceinline__ void for_each_peer(const HtCommon& common, Use use) {
     }
 }
 
-// One thread of the grid notes that rows use rings though this rank's tensor lies in an object; no other kernel does
-// meanwhile.
+// One thread of the grid counts an operation that uses rings though this rank's tensor lies in an object; no other
+// kernel writes the count meanwhile.
 __device__ __noinline__ static void note_fallback(const HtMapped& mapped) {
     if (blockIdx.x == 0 && threadIdx.x == 0 && mapped.way != 0) {
         st_relaxed_sys(mapped.fallbacks, ld_relaxed_sys(mapped.fallbacks) + 1);
     }
 }
 
-// Makes this rank's offers, and hears the others' if this rank's does not settle the matter. All threads of the grid
-// call it; where the launch has nothing to offer, the first block does it all and the others go on. `has_room(total)`
-// says whether the operation can run here. Where it cannot, or must not, there is no offer, and the way through rings
-// finds out why. `watch` is called behind this rank's offers, before others are heard.
+// Makes this rank's offers, and hears the others' unless its own settle the matter. All threads of the grid call it; if
+// the launch has nothing to offer, the first block does it all and the others go on. `has_room(total)` says whether the
+// operation can run here. If it cannot, or must not, no offer is made, and the path through rings finds out why.
+// `watch` is called after this rank's offers, before the others' are heard.
 template <typename HasRoom, typename Watch>
 __device__ inline Agreement agree(const HtCommon& common, const HtMapped& mapped, const HasRoom& has_room,
                                   Agreed& agreed, Watch watch) {
@@ -225,7 +225,7 @@ __device__ inline Agreement agree(const HtCommon& common, const HtMapped& mapped
         fence_acq_rel_sys();
         for_each_peer(common, [&](uint32_t peer) { make_offer(common, mapped, peer, agreed); });
     }
-    // Behind the offers, and by a thread that hears none, as the answer takes most of a microsecond.
+    // After the offers, and by a thread that hears none, as the atomic takes most of a microsecond.
     if (threadIdx.x == blockDim.x - 1) {
         advance_epoch(mapped, agreed);
     }
@@ -246,7 +246,7 @@ __device__ inline Agreement agree(const HtCommon& common, const HtMapped& mapped
     return {agreed.is_missing != 0 ? Way::kFailed : way, epoch, true};
 }
 
-// The threads of one block see that all ranks have begun, if they have not yet.
+// One block waits until all ranks have begun, unless it has heard their offers already.
 __device__ inline void hear_all(const HtCommon& common, const HtMapped& mapped, const Agreement& agreement) {
     if (blockIdx.x == 0 && !agreement.has_heard) {
         for_each_peer(common, [&](uint32_t peer) {
@@ -256,19 +256,19 @@ __device__ inline void hear_all(const HtCommon& common, const HtMapped& mapped, 
     }
 }
 
-// The tokens whose rows a warp stores or reads, behind one for each of `warps`: `kAtOnce` at a time from a counter of
-// the grid. It is asked well before they are needed, as that waits behind the SM's stores.
+// The tokens that a warp takes after its first, `kAtOnce` at a time from a counter of the grid; the first `warps`
+// tokens are not counted. The counter is asked well before they are needed, as the answer waits behind the SM's stores.
 template <uint32_t kAtOnce>
 class TakenTokens {
    public:
-    // Unless `takes` it is not asked for any.
+    // Without `takes` the counter is not asked.
     __device__ TakenTokens(const HtMapped& mapped, uint32_t warps, bool takes = true) : warps_(warps) {
         if (takes) {
             ask(mapped);
         }
     }
 
-    // All lanes call it, and get the same. Behind the last token it may be called on.
+    // All lanes call it, and get the same. It may be called past the last token.
     __device__ __forceinline__ uint32_t next(const HtMapped& mapped) {
         if (kAtOnce == 1 || left_ == 0) {
             left_ = kAtOnce;
@@ -301,7 +301,7 @@ __device__ inline void finish_straight(const HtCommon& common, const HtMapped& m
         const uint32_t last = gridDim.x - 1;
         agreed.is_last_block = inc_acq_rel_gpu(&mapped.state->blocks_done, last) == last;
         if (agreed.is_last_block != 0) {
-            // No warp takes any more: all blocks have met here.
+            // No warp takes tokens any more: all blocks have come here.
             st_relaxed_gpu(&mapped.state->tokens_taken, 0u);
         }
     }

@@ -1,8 +1,8 @@
 // High-throughput dispatch over several nodes: the messages of a stage. Each other node gets the rows that travel
-// there, with their ids and weights, behind a header, as one message, since each message costs the network its
-// latency. Where all tokens of this rank travel, and rows are so many that copying them would cost more than a
-// message, these are sent from where they lie; then only the rest is packed. Rows with scales are always packed, as
-// they travel: the payload, then the scales. So a cast for other nodes is made here.
+// there, with their ids and weights, behind a header, as one message, since each message costs the network's latency.
+// Where all tokens of this rank travel, and copying their rows would cost more than another message, rows are sent from
+// where they lie, and only the rest is packed. Rows with scales are always packed as they travel: payload, then scales.
+// So the cast for other nodes is done here.
 
 #include "../base/cast.cuh"
 #include "../base/entry.cuh"

@@ -1,6 +1,6 @@
-// What other nodes return for a rank's own tokens: each one row for every token that went there, the rounded
-// sum of its ranks' rows, and the gradients of its experts. They are added to the own node's sum; or, where sums go
-// by ascending node, that is rounded, too, and stored to the output row, from which it is added at its place.
+// What other nodes return for a rank's own tokens: a row for every token that went there, the rounded sum of the node's
+// rows, and its experts' gradients. They are added to the own node's sum; or, where sums go by ascending node, that is
+// rounded as well and stored in the output row, from which it is added in its turn.
 #pragma once
 
 #include "../base/row.cuh"
@@ -44,8 +44,8 @@ struct NodePartials {
                    ? first_row_of(from.messages, other) + format.offset(number)
                    : nullptr;
     }
-    // The gradient of this lane's column; `here` are those of the experts on this node, one in each lane, of
-    // which a token has `top_k` at most on all. All lanes call it.
+    // The gradient of this lane's column; `here` is that of the lane's expert on this node. A token has `top_k` experts
+    // at most on all nodes. All lanes call it.
     __device__ uint32_t gradient(uint32_t token, uint32_t top_k, uint32_t here,
                                  uint32_t columns) const {
         if (from.homes == nullptr) {

@@ -25,8 +25,8 @@ class Pipeline {
         sync_warp();
     }
 
-    // Begins to fill the next stage with `bytes` in all. It must have been used, and what lanes or stores read there
-    // must have been read: settle, or wait_read_but_last.
+    // Begins to fill the next stage with `bytes` in all. Lanes and stores must have read what was there: settle, or
+    // commit_and_wait_read_but_last.
     __device__ __forceinline__ uint8_t* begin_filling(uint32_t bytes) {
 #ifdef NCCL_EP_HAS_BULK_COPY
         if (lane_idx() == 0) {
@@ -37,7 +37,7 @@ class Pipeline {
 #endif
         return memory_ + filling_ * stage_bytes_;
     }
-    // Some of the bytes, of a peer's memory or of this rank's, to `to` in the stage.
+    // Copies some of the bytes, from a peer's memory or this rank's, to `to` in the stage.
     __device__ __forceinline__ void fill(uint8_t* to, Remote<uint8_t> from, uint32_t bytes) {
 #ifdef NCCL_EP_HAS_BULK_COPY
         if (lane_idx() == 0) {
@@ -47,7 +47,7 @@ class Pipeline {
         get_by_lanes(to, from, bytes);
 #endif
     }
-    // The same from several places at once: that of each lane of `lanes` to `part_bytes` behind that of the one before.
+    // The same from several places at once, one for each of `lanes`; each goes `part_bytes` behind the one before.
     __device__ __forceinline__ void fill_each(uint8_t* to, LaneMask lanes, Remote<uint8_t> of_lane, uint32_t offset,
                                               uint32_t bytes, uint32_t part_bytes) {
 #ifdef NCCL_EP_HAS_BULK_COPY
@@ -63,7 +63,7 @@ class Pipeline {
     }
     __device__ __forceinline__ void end_filling() { filling_ = filling_ + 1 == stages_ ? 0 : filling_ + 1; }
 
-    // The oldest stage that has not been used, when it is full.
+    // Waits until the oldest unused stage is full.
     __device__ __forceinline__ const uint8_t* wait_full() {
 #ifdef NCCL_EP_HAS_BULK_COPY
         while (!mbarrier_test_wait(barriers_ + using_, parity_)) {
@@ -77,7 +77,7 @@ class Pipeline {
         using_ = next_in_use();
         parity_ ^= using_ == 0;
     }
-    // The number of the stage that is filled next, or used, or used after that.
+    // The stage that is filled next, the one in use, and the one in use after that.
     __device__ __forceinline__ uint32_t filling() const { return filling_; }
     __device__ __forceinline__ uint32_t in_use() const { return using_; }
     __device__ __forceinline__ uint32_t next_in_use() const { return using_ + 1 == stages_ ? 0 : using_ + 1; }
@@ -121,7 +121,7 @@ struct Parts {
     uint32_t offset = 0;
 
     __device__ __forceinline__ uint32_t bytes() const { return min(part_bytes, row_bytes - offset); }
-    // Behind the last part is the first one, of another token.
+    // After the last part comes the first one, of another token.
     __device__ __forceinline__ void advance() {
         offset += part_bytes;
         offset = offset < row_bytes ? offset : 0;

@@ -1,11 +1,11 @@
-// Creation of a high-throughput handle over several nodes, second part: the order in which this rank sends the
-// rows that it forwards.
+// Creation of a high-throughput handle over several nodes, second part: the order in which this rank sends the rows
+// that it forwards.
 //
-// It goes through their tokens by chunk, then by rank, so that a chunk's rows follow each other in the
-// sequences between ranks. route_nodes.cu has numbered each source by itself. Here a block takes pieces, each a
-// chunk of a source: it moves its entries to their place and adds the rows before the piece to their
-// indices, and notes whose each token is. Other blocks note for each expert of an own token on which node it is, and its place among the
-// token's experts there: so gradients that return from other nodes find their columns.
+// It goes through their tokens by chunk, then by rank, so that a chunk's rows follow each other in the sequences
+// between ranks. route_nodes.cu has numbered each source by itself. Here a block takes pieces, each a chunk of a
+// source: it moves the piece's entries to their place, adds the rows before the piece to their indices, and notes the
+// origin of each token. Other blocks note, for each expert of an own token, its node and its place among the token's
+// experts there: so gradients that return from other nodes find their columns.
 
 #include "../base/entry.cuh"
 #include "../base/expert.cuh"
@@ -45,7 +45,7 @@ struct Block {
     }
 };
 
-// Stores the rows to each local rank before a chunk.
+// Stores how many rows go to each local rank before a chunk.
 __device__ void store_departures(const Block& block, uint32_t chunk) {
     const HtPlaceParams& params = block.params;
     for (uint32_t local = threadIdx.x; local < params.local_ranks; local += HT_PLACE_THREADS) {

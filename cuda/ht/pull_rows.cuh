@@ -1,8 +1,8 @@
 // A combine whose rows need no ring, as the rows of all ranks' experts lie in tensors that the peers map (offers.cuh).
 //
-// Every warp takes a part of a token: it loads that part of the rows of all ranks that have the token from there to
-// shared memory, some parts ahead, and sums them. Rows of the own rank are loaded like any others. The order of the
-// sum is that of the way through rings.
+// A warp takes tokens, part by part: it loads the part from the rows of all ranks that have the token to shared memory,
+// some parts ahead, and sums them. Rows of the own rank are loaded like any others. The order of summation is that of
+// the path through rings.
 #pragma once
 
 #include "entries.cuh"
@@ -56,7 +56,7 @@ class Loader {
         }
         return rows;
     }
-    // That of the next part; none if the number is not below that of tokens.
+    // The token of the next part; nothing is left if it is not below the number of tokens.
     __device__ uint32_t token() const { return parts_.token; }
 
    private:
@@ -115,11 +115,11 @@ __device__ void sum_tokens(const Block& block, Pipeline& pipeline) {
     const HtMapped& mapped = block.mapped;
     const HtHandleMemory& handle = block.common.handle;
     Loader loader(block);
-    // Of each stage, in its lane: its token, or where nothing is left any that there is not; and rows that it has.
+    // Lane i has the token of stage i, past the last one where nothing is left, and how many rows it has.
     uint32_t token_of_stage = 0;
     uint32_t rows_of_stage = 0;
     Parts parts = {0, mapped.part_bytes, mapped.row_bytes};
-    // One copy of what fills stages, for the first ones as well.
+    // The loop fills the first stages as well, so that the code for it exists once.
 #pragma unroll 1
     for (uint32_t filled = 0;;) {
         if (filled < mapped.stages) {

@@ -57,7 +57,7 @@ __device__ __forceinline__ RowFormat row_format(const HtCommon& common) {
 // Where the operation stands with each peer, in shared memory. The own rank has no ring: there all counts
 // are zero.
 struct HtPairs {
-    // Units that went before, and behind the last row of this operation.
+    // Units before this operation, and up to the end of its last row.
     uint32_t sent[MAX_PEERS];
     uint32_t received[MAX_PEERS];
     uint32_t sent_end[MAX_PEERS];
@@ -65,7 +65,7 @@ struct HtPairs {
     // Rows of this operation.
     uint32_t to_send[MAX_PEERS];
     uint32_t to_receive[MAX_PEERS];
-    // Credits that this block knows of: units to each peer before these are free.
+    // Units to each peer below this are free, as far as this block knows.
     uint32_t credited_until[MAX_PEERS];
     // The first row of each source among those that this rank receives in dispatch, and their number.
     uint32_t begins[MAX_PEERS];
@@ -102,9 +102,9 @@ __device__ __forceinline__ uint32_t next_slot(uint32_t end) {
 // Fills `pairs` and advances the group's sequences past this operation. All threads call it. In
 // combine rows travel in the opposite direction. `scope` says which rows this launch has (scope.cuh).
 //
-// False if the operation must not run, and then the sequences stay as they are. Either the group has
-// failed. Or the ranks do not agree on the handle, and the operation was enqueued before the host could
-// know that: it fails, on every rank that does this.
+// False if the operation must not run; the sequences then stay as they are. Either the group has failed, or the ranks
+// disagree on the handle, and the operation was enqueued before the host could know: it fails on every rank that does
+// this.
 template <typename Scope>
 __device__ inline bool begin_operation(const HtCommon& common, const Scope& scope, bool is_combine,
                                        HtPairs& pairs) {
@@ -230,7 +230,7 @@ __device__ __forceinline__ Rings<Remote> rings_at(const HtCommon& common, uint32
     return {common, window_of(common.peers, peer)};
 }
 
-// One lane, after a fence behind which the row at unit `sequence` is complete at `peer`: says so.
+// One lane tells `peer` that the row at unit `sequence` is complete there, which a fence has ensured.
 template <typename Units>
 __device__ __forceinline__ void notify_row(const HtCommon& common, const Units& units,
                                            const HtPairs& pairs, uint32_t peer,

@@ -1,6 +1,6 @@
-// Over several nodes, where ranks drop the rows that they have no room for: how many of this rank's rows each rank keeps.
-// Behind ht_route_nodes, which has counted the rows that come to this rank, and behind the messages in which the remote
-// ranks that it forwards for have sent the same of theirs.
+// Over several nodes, where ranks drop the rows that they have no room for: finds how many of this rank's rows each
+// rank keeps. Runs after ht_route_nodes, which has counted the rows that come to this rank, and after the messages in
+// which the remote ranks that it forwards for have sent their counts.
 //
 // Grid: one block. It tells each rank of the node how many of its rows stay at each rank that this one forwards for, and
 // whether that one drops any, and hears the same of all ranks of the group, each from its forwarder here. The host takes

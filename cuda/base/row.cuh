@@ -27,8 +27,8 @@ struct RowFormat {
     }
 };
 
-// A product and one step of correction, in a quarter of the code of a division. `reciprocal` is 2^32 / by, rounded down
-// (cuda/params/src/ll.rs).
+// Divides by a product and one correction, in a quarter of the code of a division. `reciprocal` is 2^32 / by, rounded
+// down (cuda/params/src/ll.rs), or one less.
 struct Divided {
     uint32_t quotient;
     uint32_t remainder;

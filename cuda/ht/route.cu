@@ -1,15 +1,15 @@
 // Creation of a high-throughput handle: from the ids, where each row goes and where it lands.
 //
-// Grid: each block but the last counts and numbers the tokens of its part of this rank's. The last of them
-// to have counted notifies every rank of how many rows it gets from here, and how many for each of its
-// experts. The last block of the grid waits for the same from every rank and stores where each source's
-// rows begin. Notifications are packets with the kernel's epoch, in two banks that alternate. A kernel ends
-// only after hearing from all ranks. So when kernel n + 2 starts, no rank still reads bank n.
+// Grid: each block but the last counts and numbers one part of this rank's tokens. The last of them to finish counting
+// notifies every rank of how many rows it gets from here, and how many for each of its experts. The last block of the
+// grid waits for the same from every rank and stores where each source's rows begin. Notifications are packets with the
+// kernel's epoch, in two banks that alternate. A kernel ends only after hearing from all ranks. So when kernel n + 2
+// starts, no rank still reads the bank of kernel n.
 //
 // The epoch is counted in device memory, so a graph replays, and the bank follows from it. Every rank runs the same
-// kernels in the same order, so all count alike. The receiving block counts on once it has heard from its own rank, too:
-// that is when all other blocks have counted, so they have read the epoch. If it gives up, the group has failed, and
-// nobody notifies any more.
+// kernels in the same order, so all count alike. The receiving block advances the epoch once it has heard from all
+// ranks, its own included: by then all other blocks have counted, so they have read the epoch. If it gives up, the
+// group has failed, and nobody notifies any more.
 //
 // Where rows lie by expert, a counting block also tells each rank that gets a row which of its experts that is for:
 // zones.cu says where, and why nobody reads there any more.
@@ -23,11 +23,11 @@
 // have tokens, and all of them together fit 31 bits. A rank that announces other numbers than it sends
 // leaves others waiting, but nothing is written or read outside of what they have.
 //
-// A counting block numbers its tokens behind those of the parts before: it waits until their blocks have told their
-// counts in device memory. Parts are taken in the order in which blocks begin, and a block tells before it waits for
-// anything, so the wait ends, also where not all blocks run at a time. A block that begins when the receiving one has
-// given up counts by the next epoch, and leaves as the group has failed. Later kernels tell by another epoch, so these
-// words need not be cleared, and no kernel of the group begins before the one before it has ended.
+// A counting block numbers its tokens after those of earlier parts: it waits until their blocks have told their counts
+// in device memory. Parts are taken in the order in which blocks begin, and a block tells before it waits for anything,
+// so the wait ends even if not all blocks run at once. A block that begins after the receiving one has given up reads
+// the next epoch, and leaves because the group has failed. These words need not be cleared: later kernels use another
+// epoch, and no kernel of the group begins before the previous one has ended.
 
 #include "../base/row.cuh"
 #include "../base/entry.cuh"
@@ -104,8 +104,8 @@ struct Block {
     __device__ uint32_t bounded(uint32_t tokens) const { return min(tokens, params.max_tokens); }
 };
 
-// A warp goes through its tokens of the block's, [first, last): calls `use(token of the lane, its id, ids)` for some at
-// once.
+// A warp goes through its share of the block's tokens [first, last), several at once: calls `use(lanes, token, id,
+// named)` with what is this lane's.
 template <typename Use>
 __device__ __forceinline__ void for_tokens(const Block& block, uint32_t first, uint32_t last, Use use) {
     const Lanes lanes(block.top_k());
@@ -145,8 +145,8 @@ __device__ void count_tokens(const Block& block, uint32_t first, uint32_t last) 
     __syncthreads();
 }
 
-// Tells the block's rows to each rank to the blocks of later parts, and adds them to the tally. Those of each warp
-// become those of the warps before it. All threads call it.
+// Tells the blocks of later parts the block's rows to each rank, and adds them to the tally. Each warp's counts become
+// those of the warps before it. All threads call it.
 __device__ void tell_rows(const Block& block) {
     SharedStorage& shared = block.shared;
     for (uint32_t rank = threadIdx.x; rank < block.ranks(); rank += HT_ROUTE_THREADS) {
@@ -217,7 +217,7 @@ __device__ void notify(const Block& block) {
         }
         st_relaxed_gpu(block.rows_for(i), 0);
     }
-    // By other warps than the first experts.
+    // By other warps than those of the first experts.
     for (uint32_t peer = HT_ROUTE_THREADS - 1 - threadIdx.x; peer < block.ranks(); peer += HT_ROUTE_THREADS) {
         const uint32_t rows = ld_relaxed_gpu(block.rows_to(peer));
         const Remote<uint64_t> counts = block.counts_for(peer) + local_experts;

@@ -23,7 +23,7 @@ struct Lanes {
     __device__ uint32_t token() const { return lane_idx() / of_token; }
     __device__ uint32_t k() const { return lane_idx() % of_token; }
     __device__ uint32_t first() const { return lane_idx() - k(); }
-    // The lanes of tokens before this lane's, and of its own up to the lane before it.
+    // The lanes of earlier tokens; and those of this token before this lane.
     __device__ LaneMask earlier() const { return {(1u << first()) - 1}; }
     __device__ LaneMask before() const { return {((1u << lane_idx()) - 1) & ~earlier().bits}; }
     // All of this lane's token.
@@ -32,10 +32,10 @@ struct Lanes {
 
 // The ids of some tokens of a warp, one in each lane.
 struct Named {
-    // The expert, once in a token; else kNowhere. And its rank, or kNowhere.
+    // The expert, or kNowhere, also if an earlier id of the token names it; and its rank, or kNowhere.
     int32_t expert;
     int32_t rank;
-    // Lanes with this rank; all lanes of which one stands for a row to its rank.
+    // Lanes with the same rank; and lanes that stand for a row, one for each rank of each token.
     LaneMask same_rank;
     LaneMask rows;
 

@@ -9,9 +9,9 @@
 // its forwarder here, and stores where everybody's rows begin: ordered by the source's rank in the
 // group, then by token.
 //
-// Notifications are packets in two banks, as in route.cu, with the same arguments: a kernel ends only after
-// hearing from all ranks of its node. What peers send is bounded here. What a source sends over the network is
-// ids, and those that name no expert name nothing.
+// Notifications are packets in two banks, as in route.cu, with the same arguments: a kernel ends only after hearing
+// from all ranks of its node. What peers send is bounded here. A source sends only ids over the network; those that
+// name no expert are skipped.
 
 #include "../base/entry.cuh"
 #include "numbering.cuh"
@@ -30,8 +30,8 @@ __device__ void count_travelling(const Block& block, uint32_t tokens, Travels tr
     __syncthreads();
 }
 
-// Goes through the tokens of a source chunk by chunk, in tiles: `begin_chunk(chunk)`, also at the end of the
-// last one, then `tile(token, last)` with this thread's token, which is one if it is below `last`.
+// Goes through the tokens of a source chunk by chunk, in tiles: calls `begin_chunk(chunk)`, once more after the last
+// chunk, and `tile(token, last)` with this thread's token, which exists if it is below `last`.
 template <typename BeginChunk, typename Tile>
 __device__ __forceinline__ void for_each_tile(const Block& block, uint32_t tokens,
                                               BeginChunk begin_chunk, Tile tile) {
@@ -114,7 +114,7 @@ __device__ void number_source(const Block& block, uint32_t number, const HtForwa
         if (comes) {
             mask.set(locals);
         }
-        // The number of the token is that of the last column, which comes after those of its rows.
+        // The token's own number comes with the last column, after those of its rows.
         uint32_t index[HT_MAX_TOP_K];
         uint32_t local[HT_MAX_TOP_K];
         uint32_t rows = 0;

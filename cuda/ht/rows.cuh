@@ -33,7 +33,7 @@ struct PlainRows {
     __device__ uint32_t payload_bytes(const HtCommon& common) const {
         return common.shape.row_bytes;
     }
-    // Of a warp's staging buffer, in front of the tails.
+    // Bytes of a warp's staging buffer before the tails.
     __device__ uint32_t buffer_bytes(const HtCommon& common) const {
         return common.shape.chunk_bytes;
     }
@@ -50,7 +50,7 @@ struct PlainRows {
         staging.load_to(staging.chunk(), row + offset,
                         row_format(block.common).chunk_at(offset));
     }
-    // Makes the chunk, and returns where it is. `token` has a token, its place, and what was looked ahead for.
+    // Makes the chunk, and returns where it is. `Token` has a token, its place, and what was loaded ahead.
     template <typename Block, typename Token>
     __device__ __forceinline__ const uint8_t* finish(const Block&, const Token&, uint32_t,
                                                      Staging& staging) const {

@@ -1,5 +1,4 @@
-// Rows with scales on the way (rows.cuh): what those that are forwarded and those that are cast (cast_rows.cuh) have in
-// common, and the former.
+// Rows with scales (rows.cuh): what forwarded rows and cast rows (cast_rows.cuh) have in common, and the former.
 //
 //   image      payload | stamp | scales, filled up with zeros to a multiple of 16 bytes
 //
@@ -15,7 +14,7 @@ namespace nccl_ep::ht_dispatch_impl {
 // Loops over scales are not unrolled: most rows take one turn.
 constexpr uint32_t kStampBytes = HT_STAMP_BYTES;
 
-// What rows that are forwarded and rows that are cast have in common.
+// What forwarded and cast rows have in common.
 struct ScaledImage {
     static constexpr bool kHasScales = true;
     static constexpr bool kZones = false;
@@ -147,8 +146,8 @@ struct ForwardedRows : ScaledImage {
         return staging.chunk();
     }
 
-    // Of rows that need no ring: a part of the scales of a token, where it goes on this rank, and all of a row that
-    // stays here.
+    // For rows that need no ring: a part of a token's scales; where it goes on this rank; and a copy of all scales of a
+    // row that stays here.
     template <typename Block>
     __device__ Vec16 scale_part(const Block& block, uint32_t token, uint32_t part) const {
         return load_part(block, token, {}, part);

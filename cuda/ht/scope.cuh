@@ -17,7 +17,7 @@ struct AllRows {
     struct Place {};
 
     __device__ bool is_own() const { return true; }
-    // Those of the peers, unless they have the same numbers.
+    // The ranks of the peers; NULL if their numbers are the same.
     __device__ const uint32_t* ranks() const { return nullptr; }
     __device__ Place place(const HtCommon&, uint32_t) const { return {}; }
     // The row of `token` among `rows`.

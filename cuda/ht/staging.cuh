@@ -28,8 +28,8 @@ __device__ __forceinline__ void store_from(const uint8_t* from, Remote<uint8_t> 
     put_by_lanes(to, from, bytes);
 #endif
 }
-// All stores are complete, but for those of the last `Groups` commits; for lane 0, or each lane's for itself: a fence
-// by a thread that has since synchronised with them covers them.
+// Waits until all stores are complete, except those of the last `Groups` commits: lane 0's, or without the copy engine
+// each lane's own. A fence by a thread that has since synchronised with these lanes covers them.
 template <uint32_t Groups>
 __device__ __forceinline__ void wait_stored_but() {
 #ifdef NCCL_EP_HAS_BULK_COPY
@@ -40,8 +40,8 @@ __device__ __forceinline__ void wait_stored_but() {
     sync_warp();
 }
 
-// With `kMeets` lanes meet after what one of them does alone and after each wait, which lets the compiler see that the
-// warp is whole (cuda/README.md). Combines are slower so: their senders are few, and wait for themselves.
+// With `kMeets` lanes synchronise after what one of them does alone and after each wait, so that the compiler knows the
+// warp to be converged (cuda/README.md). That slows combines down: their senders are few, and wait for themselves.
 template <bool kMeets>
 class StagingOf {
    public:
@@ -67,8 +67,8 @@ class StagingOf {
         sync_warp();
     }
 
-    // Begins to fill the chunk with what has come from a peer, as the caller has seen, and the tails unless
-    // `tail_bytes` is zero. What is there must have been stored, wait_reusable, and what lanes did there settled.
+    // Starts loading what has come from a peer, as the caller has seen, into the chunk, and into the tails unless
+    // `tail_bytes` is zero. Stores must have read both (wait_reusable), and the lanes' accesses must be settled.
     __device__ __forceinline__ void load_arrived(const uint8_t* from, uint32_t bytes,
                                                  const uint8_t* tail_from, uint32_t tail_bytes) {
 #ifdef NCCL_EP_HAS_BULK_COPY
@@ -88,7 +88,7 @@ class StagingOf {
 #endif
     }
 
-    // The same for `bytes`, or none, of what this kernel does not write, to `to` in the chunk. It needs no fence for
+    // The same for `bytes`, or none, that this kernel does not write, to `to` in the chunk; so it needs no fence for
     // global memory.
     __device__ __forceinline__ void load_to(uint8_t* to, const uint8_t* from, uint32_t bytes) {
 #ifdef NCCL_EP_HAS_BULK_COPY
@@ -137,7 +137,7 @@ class StagingOf {
 #endif
     }
 
-    // The stores have read chunk and tails.
+    // Waits until the stores have read chunk and tails.
     __device__ __forceinline__ void wait_reusable() {
 #ifdef NCCL_EP_HAS_BULK_COPY
         if (lane_idx() == 0) {
@@ -147,7 +147,7 @@ class StagingOf {
         sync_warp();
     }
 
-    // What lanes do together where they meet.
+    // Synchronises the lanes, if they are to meet.
     __device__ __forceinline__ static void meet() {
         if constexpr (kMeets) {
             sync_warp();

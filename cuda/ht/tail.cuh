@@ -58,9 +58,9 @@ struct GivenRouting {
         }
     }
 
-    // The weight of this lane's expert, which callers name `expert`: the sum, by ascending k, over the ids
-    // that do; zero if none does. The first is not added to zero: a single weight keeps its bits, also
-    // those of -0 and NaN. All lanes call it.
+    // The weight of this lane's expert, which callers name `expert`: the sum, by ascending k, over the ids that name
+    // it; zero if none does. The first is not added to zero: a single weight keeps its bits, also those of -0 and NaN.
+    // All lanes call it.
     __device__ float weight_of(int32_t expert, uint32_t top_k) const {
         float found = 0.0f;
         bool is_named = false;

@@ -7,7 +7,7 @@ namespace nccl_ep {
 
 constexpr uint32_t kAgreed = 0xffffffffu;
 
-// From the verdict of `source` where this rank has `own`: kAgreed, or the mark that replaces the number of rows.
+// Compares the verdict of `source` with this rank's: kAgreed, or the mark that replaces the number of rows.
 __device__ inline uint32_t conclude(uint32_t own, uint32_t source, const Arrival& verdict) {
     const uint32_t low = verdict.data & ((1u << HT_DISAGREED_RANK_SHIFT) - 1);
     const uint32_t why = HT_DISAGREED | source << HT_DISAGREED_RANK_SHIFT | low;

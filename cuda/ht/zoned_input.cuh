@@ -1,9 +1,9 @@
-// The rows of a combine that lie by expert in its input: what a rank returns for a token is the sum of its slots, by
-// ascending expert in fp32, rounded. A slot that was dropped adds nothing.
+// The rows of a combine that lie by expert in its input: a rank returns for a token the sum of its slots, by ascending
+// expert in fp32, rounded. A slot that was dropped adds nothing.
 //
-// A warp sums a row part by part. The parts of all rows that it adds come through a few stages of shared memory, one
-// behind the other, so the same number of them is under way all the time, however many rows a sum has. Each lane loads
-// what it adds itself, so stages need no barrier.
+// A warp sums a row part by part. The parts of all rows that it adds pass through a few stages of shared memory in
+// turn, so the same number of them is always in flight, however many rows a sum has. Each lane loads what it adds
+// itself, so stages need no barrier.
 #pragma once
 
 #include "combine_block.cuh"
@@ -14,19 +14,19 @@ namespace nccl_ep::ht_combine_impl {
 
 static_assert(HT_ZONE_PART_BYTES == kVecs * kWarpSize * sizeof(Vec16), "a sum in registers");
 
-// The shared memory of a warp: a sum on its way to a peer, and stages of what is summed, in each of which one part is
-// under way or has come.
+// The shared memory of a warp: a sum on its way to a peer, and stages, each with a part that is being loaded or has
+// arrived.
 class ZonedBuffers : public Staging {
    public:
     using Staging::Staging;
 
-    // Where this lane's first access of the next part is when that has come.
+    // Waits for the next part; returns this lane's first access of it.
     __device__ __forceinline__ const Vec16* wait_part() {
         async_load_wait<HT_ZONE_STAGES - 1>();
         return stage(added_);
     }
     __device__ __forceinline__ void end_part() { added_ = next(added_); }
-    // Begins to load `vecs` accesses of the lanes from `from`, or none, to the next stage, whose part was added.
+    // Starts loading a part of `vecs` accesses, or none, to the next stage, whose old part has been added.
     __device__ __forceinline__ void load_part(const uint8_t* from, uint32_t vecs) {
 #pragma unroll
         for (uint32_t v = 0; v < kVecs; ++v) {
@@ -49,8 +49,8 @@ class ZonedBuffers : public Staging {
     uint32_t loaded_ = 0;
 };
 
-// What a warp adds, rows in lanes. First the slots of this rank's row; at home their sum is rounded then, and added to
-// the rows of the ranks before this one, which those behind it follow.
+// What a warp adds: addresses of rows, in lanes. First the slots of this rank's row. At home their sum is rounded, and
+// added after the rows of the ranks before this one and before those of the ranks behind it.
 struct Addends {
     const uint8_t* slot = nullptr;
     LaneMask slots = {};
@@ -102,14 +102,14 @@ struct PartSum {
             sum[v][j] += addend[j];
         }
     }
-    // This lane's accesses; what lies behind a shorter part is added, too, and not used.
+    // Adds this lane's accesses; what it adds past the end of a shorter part is not used.
     __device__ __forceinline__ void add(const Vec16* part) {
 #pragma unroll
         for (uint32_t v = 0; v < kVecs; ++v) {
             add(v, part[v * kWarpSize]);
         }
     }
-    // Rounds it, and adds it again to nothing or to what comes before.
+    // Moves the sum to `row`, rounded.
     __device__ __forceinline__ void round(Vec16 (&row)[kVecs]) {
 #pragma unroll
         for (uint32_t v = 0; v < kVecs; ++v) {
@@ -164,8 +164,8 @@ struct ZonedInput {
 
     __device__ uint32_t needed() const { return slots_needed(zones); }
 
-    // Sums a row and stores it to the slot `to` of its home. `depart` is called when nothing but its first part has been
-    // committed behind the rows before.
+    // Sums a row and stores it to the slot `to` of its home. `depart` is called once its first part, and nothing more,
+    // has been committed after the rows before.
     template <typename Block, typename Depart>
     __device__ __forceinline__ void send_row(const Block& block, uint32_t row, Remote<uint8_t> to,
                                              ZonedBuffers& buffers, Depart depart) const {
@@ -195,7 +195,7 @@ struct ZonedInput {
         return is_slot(slot, block.params.in_rows) ? block.params.gradients[slot] : 0.0f;
     }
 
-    // What is added for a token, one of whose ranks are in the lanes `firsts`; `part` is that of each.
+    // What is added for a token, whose ranks' first lanes are `firsts`; `part` is that of each lane.
     template <typename Block, typename Part>
     __device__ __forceinline__ Addends addends_of(const Block& block, LaneMask firsts, const Part& part) const {
         const LaneMask parts = ballot(part.is_remote);
@@ -210,7 +210,7 @@ struct ZonedInput {
         return all;
     }
 
-    // Sums a token's, which are all there, to the row `out`.
+    // Sums a token's addends, which have all arrived, to the row `out`.
     __device__ __forceinline__ static void sum_to(Vec16* out, const Addends& addends, uint32_t row_bytes,
                                                   ZonedBuffers& buffers) {
         const auto store = [&](uint32_t offset, uint32_t bytes, const float (&sum)[kVecs][Type::kPerVec]) {

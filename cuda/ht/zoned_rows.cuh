@@ -1,5 +1,5 @@
-// Rows of a dispatch that lie by expert in the output: what arrives is stored to each slot of the row. On the way they
-// are as others, `Base` says how.
+// Rows of a dispatch that lie by expert in the output: what arrives is stored to each slot of the row. They travel like
+// other rows, as `Base` says.
 #pragma once
 
 #include "dispatch_block.cuh"
@@ -28,7 +28,7 @@ struct ZonedRows : Base {
             Base::deliver(block, shuffle(slot, left.first()), offset, bytes, chunk, staging);
         }
     }
-    // The weight of each slot, of the expert in this lane.
+    // Stores the weight of this lane's slot, which is that of the lane's expert.
     template <typename Block>
     __device__ __forceinline__ void write_weight(const Block& block, uint32_t row, float weight) const {
         const uint32_t slot = slot_of_lane(zones, row);
@@ -38,7 +38,7 @@ struct ZonedRows : Base {
     }
     __device__ uint32_t needed() const { return slots_needed(zones); }
 
-    // One warp writes zeros: unit `number` of what no row fills. False behind the last.
+    // One warp writes zeros to unit `number` of what no row fills; false past the last one.
     template <typename Block>
     __device__ bool fill(const Block& block, uint64_t number, Staging& staging) const {
         const uint32_t parts = (zones.alignment + kPadsAtOnce - 2) / kPadsAtOnce;

@@ -1,20 +1,20 @@
-// Where the rows of a handle lie by expert: behind ht_route, which has counted them. Over several nodes behind
-// ht_route_nodes, a launch for each rank that this one forwards for: the last has the blocks of experts.
+// Finds where the rows of a handle lie by expert. Runs after ht_route, which has counted them; over several nodes after
+// ht_route_nodes, in a launch for each rank that this one forwards for, the last of which has the blocks of experts.
 //
-// Each rank that gets a row has been told which of its experts the row is for: by ht_route, over several nodes by blocks
-// of this kernel in front.
+// Each rank that gets a row has been told which of its experts the row is for: by ht_route, over several nodes by the
+// first blocks of this kernel.
 //
-// Grid: one block for each local expert and source rank. It goes through all rows from there in their order, numbers those
-// that are for the expert, and stores the slot of each. The slots before it are known: ht_route has heard how many rows
-// each rank sends for each expert. Over several nodes that is not known, so the block of an expert goes through the rows
-// of all sources.
+// Grid: one block for each local expert and source rank. It goes through all rows from there in their order, numbers
+// those for the expert, and stores the slot of each. The slots before them are known, as ht_route has heard how many
+// rows each rank sends for each expert. Over several nodes that is not known, so the block of an expert goes through
+// the rows of all sources.
 //
-// Packets have the epoch of ht_route, n, by which they lie in one of two banks. While the ht_route of n + 1 writes to the
-// other bank, this kernel of n may still run elsewhere. That of n - 1 is over: the ht_route of n, which is over here, has
-// heard from each rank's, and each began behind that. Over several nodes this kernel writes them itself, behind the
-// ht_route_nodes that has heard all ranks' of the same handle, and each of these began when this kernel of the handle
-// before was over there: so one bank is enough. What ht_route has heard is written again by that of handle n + 2, later
-// still. Where ranks do not agree nobody waits, and after a failure nobody sends.
+// Packets have the epoch of ht_route, n, which selects one of two banks. While the ht_route of n + 1 writes to the
+// other bank, this kernel of n may still run elsewhere. That of n - 1 has ended everywhere: the ht_route of n, which
+// has ended here, has heard from each rank's, and each of these began after it. Over several nodes this kernel writes
+// the packets itself, after the ht_route_nodes that has heard from all ranks' of the same handle; each of these began
+// after this kernel of the previous handle had ended there: so one bank is enough. What ht_route has heard is
+// overwritten by that of handle n + 2, later still. If the ranks disagree nobody waits; after a failure nobody sends.
 
 #include "../base/entry.cuh"
 #include "params/ht_nodes.h"
@@ -41,7 +41,7 @@ struct Block {
     uint32_t epoch;
 
     __device__ uint32_t ranks() const { return params.sources; }
-    // The rows before those from `source`; all behind the last.
+    // The rows before those from `source`; past the last source, all rows.
     __device__ uint32_t begin_of(uint32_t source) const {
         return source < ranks() ? params.handle.begins[source] : *params.rows;
     }
@@ -57,12 +57,12 @@ struct Block {
     }
 };
 
-// The rows from a source, and what was told of them about an expert and those beside it.
+// The rows from a source, and their packets for the word of one expert.
 struct Rows {
     uint32_t source;
     uint32_t begin;
     uint32_t count;
-    // Groups of a warp's lanes at a time.
+    // Groups of kWarpSize rows that a warp takes at a time.
     uint32_t groups;
     const uint64_t* packets;
 
@@ -78,7 +78,7 @@ struct Rows {
     __device__ uint32_t first(uint32_t tile) const { return tile + warp_idx() * groups * kWarpSize + lane_idx(); }
 };
 
-// Where the slots of rows from `source` for `expert` begin, which all threads ask together.
+// Where the slots of rows from `source` for `expert` begin. All threads call it.
 __device__ uint32_t find_begin(const Block& block, uint32_t source, uint32_t expert) {
     if (threadIdx.x == 0) {
         block.shared.begin = 0;
@@ -108,7 +108,7 @@ __device__ void store_zone(const Block& block, uint32_t expert, uint32_t begin) 
     }
 }
 
-// Stores a slot of `row`, of which a packet said `data`, and behind that of its last expert that there are no more.
+// Stores a slot of `row`, whose packet says `data`; if it is that of its last expert, also that no more follow.
 __device__ void store_slot(const Block& block, uint32_t row, uint32_t data, uint32_t bit, uint32_t slot) {
     const HtZones& zones = block.params.zones;
     uint32_t* slots = zones.slots + uint64_t{row} * zones.most_slots;
@@ -123,8 +123,7 @@ __device__ void store_slot(const Block& block, uint32_t row, uint32_t data, uint
     }
 }
 
-// Looks once what was told of this thread's rows from `tile` on, one for each group of a warp's lanes; returns a bit for
-// each that is late.
+// Polls once the packets of this thread's rows from `tile` on, one of each group; returns a bit for each that is late.
 __device__ __forceinline__ uint32_t look(const Block& block, const Rows& rows, uint32_t tile) {
     uint64_t packet[kRows];
 #pragma unroll
@@ -142,8 +141,8 @@ __device__ __forceinline__ uint32_t look(const Block& block, const Rows& rows, u
     return late;
 }
 
-// A block numbers those of `rows` from `tile` on for `expert`, the first of which gets slot `next`; returns the slot behind
-// the last. It has looked at them.
+// A block numbers the rows for `expert` among `rows` from `tile` on, which it has polled; the first gets slot `next`.
+// Returns the slot after the last.
 __device__ uint32_t number_rows(const Block& block, const Rows& rows, uint32_t tile, uint32_t expert, uint32_t next,
                                 uint32_t late) {
     const uint32_t named = block.is_over_nodes() ? HT_RANK_OF_GROUP | rows.source : rows.source;
@@ -218,7 +217,7 @@ ENTRY(ht_zones) {
         const Rows rows(block, from, expert);
         uint32_t tile = 0;
         do {
-            // Before it is known where the slots are, as both take a while.
+            // Before the slots are known, as both take a while.
             const uint32_t late = look(block, rows, tile);
             if (from == source && tile == 0) {
                 next = find_begin(block, source, expert);

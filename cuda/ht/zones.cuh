@@ -40,7 +40,8 @@ __device__ __forceinline__ uint32_t heard_rows(const Params& params, uint32_t ep
 
 // ---- What ranks tell each other
 
-// A packet's bits of its word's experts are followed by how many of the row's are before them, and whether there are more.
+// A packet has a bit for each expert of its word, how many of the row's experts come before these, and whether more
+// follow.
 constexpr uint32_t kZoneBeforeShift = HT_ZONE_WORD_EXPERTS;
 constexpr uint32_t kZoneMoreShift = 31;
 static_assert(HT_MAX_TOP_K <= 1u << (kZoneMoreShift - kZoneBeforeShift), "a row has fewer experts before one of its");
@@ -56,15 +57,15 @@ __device__ __forceinline__ Address<uint64_t> packets_of(const HtPackets& packets
     return as<uint64_t>(window + packets.offset + epoch % 2 * packets.bank_bytes);
 }
 
-// One thread tells all ranks that get the row of `token`, which `source` sends, which of their experts it is for, of those
-// of one word.
+// One thread tells every rank that gets the row of `token` from `source` which of that rank's experts it is for, among
+// those of one word.
 template <typename Params>
 __device__ void tell_experts(const Params& params, uint32_t epoch, uint32_t source, uint32_t token, uint32_t word) {
     const uint32_t top_k = params.handle.top_k;
     const uint32_t local_experts = params.layout.local_experts;
     const uint64_t packet = uint64_t{source} * zone_words(local_experts) + word;
     const HtEntry* entries = params.handle.entries + uint64_t{token} * top_k;
-    // Behind the last one, the largest number.
+    // Past the last one, the largest number.
     const auto expert_at = [&](uint32_t k) { return k < top_k ? static_cast<uint32_t>(entries[k].expert) : ~0u; };
     const uint32_t experts = params.peers.ranks * local_experts;
     uint32_t k = 0;
@@ -88,8 +89,8 @@ __device__ void tell_experts(const Params& params, uint32_t epoch, uint32_t sour
     }
 }
 
-// Warps tell of the tokens [first, last), of so many at a time as they have lanes: this one of unit `unit`, then of each
-// `step` further on. After a failure nobody is told.
+// Warps tell of the tokens [first, last), a token for each lane: this one of unit `unit`, then of every `step`-th.
+// After a failure nobody is told.
 template <typename Params>
 __device__ __noinline__ void tell_tokens(const Params& params, uint32_t epoch, uint32_t source, uint32_t first,
                                          uint32_t last, uint32_t unit, uint32_t step) {

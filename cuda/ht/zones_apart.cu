@@ -1,5 +1,5 @@
-// Rows that lie by expert, over several nodes: operations move them as others, in memory of the library's, and these
-// kernels bring them from there to their slots behind a dispatch, and the sums of their slots there before a combine.
+// Rows that lie by expert, over several nodes: operations move them like other rows, in the library's memory. These
+// kernels copy them from there to their slots after a dispatch, and the sums of their slots to there before a combine.
 //
 // Grid: a warp for each row at a time, then for each zone. After a failure nothing is written.
 
@@ -33,7 +33,7 @@ __device__ __forceinline__ void each_slot(uint32_t slot_of_lane, uint32_t rows, 
     }
 }
 
-// One warp stores what `part(i)` is in each 16 bytes of a slot.
+// One warp stores `part(i)` to the i-th 16 bytes of a slot.
 template <typename Part>
 __device__ __forceinline__ void fill_slot(const HtSpreadParams& params, uint32_t slot, Part part) {
     Vec16* to = reinterpret_cast<Vec16*>(params.out + uint64_t{slot} * params.row_bytes);
@@ -42,7 +42,7 @@ __device__ __forceinline__ void fill_slot(const HtSpreadParams& params, uint32_t
     }
 }
 
-// The same in the scales of a slot, from byte `part(first)` on.
+// The same for the scales of a slot: `part(first)` goes to the 16 bytes from byte `first` on.
 template <typename Part>
 __device__ __forceinline__ void fill_scales(const HtSpreadParams& params, uint32_t slot, Part part) {
     const ScaledRows& rows = params.scales;

@@ -14,8 +14,8 @@ __device__ __forceinline__ RowFormat row_format(const LlShape& shape) {
     return {shape.row_bytes, shape.chunk_bytes};
 }
 
-// An entry packet's data: the local expert in the high bits, below them the entry's index among the rows
-// that its source sends to this expert; rank-major, to this rank.
+// An entry packet's data: the local expert in the high bits, below them the entry's index among the rows that its
+// source sends to this expert; rank-major, among those that it sends to this rank.
 struct EntryWord {
     static constexpr uint32_t kIndexBits = LL_INDEX_BITS;
     static constexpr uint32_t kMaxIndex = (1u << kIndexBits) - 1;
@@ -43,7 +43,7 @@ struct BankSlots {
     __device__ uint32_t of_token(uint32_t source, uint32_t token) const {
         return source * shape.max_tokens + token;
     }
-    // At the forwarder of the token's rank, whose source that is, from `peer`.
+    // From `peer`, at the forwarder of the token's rank, which is its source `number`.
     __device__ uint32_t of_sum(uint32_t number, uint32_t token, uint32_t peer) const {
         return (number * shape.max_tokens + token) * peers + peer;
     }

@@ -12,7 +12,7 @@
 
 namespace nccl_ep {
 
-// Up to this many tokens of a rank, waiting warps poll for all that is missing: faster, and few enough.
+// Up to this many tokens of a rank, waiting warps poll for everything missing: that is faster, and they are few enough.
 constexpr uint32_t kPollWholeTokens = 16;
 // A word of a row that has not arrived.
 constexpr uint32_t kSentinel = LL_SENTINEL;
@@ -40,7 +40,7 @@ struct Chunks {
         return ((index + i) * kWarpSize + lane_idx()) * sizeof(Vec16);
     }
     __device__ bool holds(uint32_t i = 0) const { return lane_byte(i) < row_bytes; }
-    // Bit i: whether there is one of chunk `i`.
+    // Bit i: whether this lane has a part of chunk `i`.
     __device__ __forceinline__ uint32_t held() const {
         uint32_t bits = 0;
 #pragma unroll
@@ -134,7 +134,7 @@ __device__ __forceinline__ uint32_t put_chunks(const BankRow<Remote>& to, const 
     }
     return with_sentinel;
 }
-// Signals the flags of those that put_chunks has found. Its code is there once.
+// Signals the flags of the chunks that put_chunks has found. In a loop, so that its code exists once.
 template <typename Op, uint32_t kChunks>
 __device__ __forceinline__ void signal_sentinels(const Op& op, const BankRow<Remote>& to, const Chunks<kChunks>& chunks,
                                                  uint32_t with_sentinel) {
@@ -168,7 +168,7 @@ __device__ __forceinline__ LaneMask flagged_lanes(const Op& op, uint64_t* flag) 
 
 // How a warp looks for what comes to its lanes.
 struct Lookout {
-    // Lanes that missed something at the last poll, and since how many polls they are the same.
+    // Lanes that missed something at the last poll, and for how many polls they have been the same.
     LaneMask missing = LaneMask::all_lanes();
     uint32_t unchanged = 0;
 
@@ -198,8 +198,8 @@ struct ArrivingRows {
     uint32_t waits;
     Lookout lookout;
 
-    // Of `count` rows, of which those beyond kRows are left for later; `row_of` gives their addresses. Where a lane has
-    // much to load, it does not look at once if it polls `gently`.
+    // For the first kRows of `count` rows; `row_of` gives their addresses. A warp with much to load that polls `gently`
+    // does not begin with all lanes.
     template <typename RowOf>
     __device__ __forceinline__ ArrivingRows(uint32_t count, const Chunks<kChunks>& chunks, bool gently, RowOf row_of)
         : waits(0) {
@@ -211,8 +211,8 @@ struct ArrivingRows {
             waits |= i < count ? held << (i * kChunks) : 0;
         }
     }
-    // One poll; returns whether all are there. `flagged_rows` asks for chunks that look as if they were not; its bits
-    // are those of `waits`.
+    // One poll; returns whether all are there. `flagged_rows` reads the flags of chunks that look missing; its bits are
+    // those of `waits`.
     template <typename FlaggedRows>
     __device__ __forceinline__ bool poll(bool gently, FlaggedRows flagged_rows) {
         const uint32_t flagged = lookout.asks_for_flags() ? flagged_rows() : 0;

@@ -7,8 +7,8 @@
 // Blocks that send are enough for the most tokens that any rank may have, as nobody knows at the launch
 // how many the others have.
 //
-// Which row an id means. Entry k names an expert by its id of now, and means the row that the dispatch
-// sent for the same id of the token, wherever that stood then (topk_weights.cuh).
+// Which row an id means. Entry k names an expert by its current id, and means the row that the dispatch sent for the
+// same id of the token, wherever that stood then (topk_weights.cuh).
 //
 // Order of summation. An expert rank that a token names once sends the expert's row as it is; one
 // that it names more often sends round(p), p = 0; p = fma(w[j], y[j], p) for its entries j ascending,

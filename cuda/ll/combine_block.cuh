@@ -23,16 +23,16 @@ struct SharedStorage {
     uint32_t next_receive;
 };
 
-// What a warp takes at once of a token: chunks of each row, and rows that are loaded together, those that arrive or
-// those that it sends the sum of. And whether warps take any unit that is left instead of every n-th: where each has
-// two or three, those with three would end last.
+// How much of a token a warp takes at once: chunks of each row; arriving rows, and rows for a sum that it sends, that
+// are loaded together. And whether warps take any unit that is left instead of every n-th: with two or three units for
+// each, those with three would end last.
 struct FewTokens {
     static constexpr uint32_t kChunks = 1;
     static constexpr uint32_t kRows = 2;
     static constexpr uint32_t kSendRows = 4;
     static constexpr bool kFromQueue = false;
 };
-// More is on its way at a time, which takes more code.
+// With more in flight at a time, which takes more code.
 struct ManyTokens {
     static constexpr uint32_t kChunks = 2;
     static constexpr uint32_t kRows = 4;
@@ -144,7 +144,6 @@ template <typename Op>
 __device__ __forceinline__ bool is_fingerprint_warp(const Block<Op>& block) {
     return has_fingerprint_warp(block) && block.warp == fingerprint_warp();
 }
-// Those of this block.
 template <typename Op>
 __device__ __forceinline__ uint32_t sending_warps(const Block<Op>& block) {
     return num_warps() - (has_fingerprint_warp(block) ? 1 : 0);

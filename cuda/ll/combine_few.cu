@@ -12,7 +12,7 @@ namespace nccl_ep::ll_combine_few_impl {
 
 using namespace ll_combine_impl;
 
-// As FewTokens, but more is on its way: blocks have fewer threads, so there are registers for it.
+// As FewTokens, with more in flight: blocks have fewer threads, so there are registers for it.
 struct FewerTokens {
     static constexpr uint32_t kChunks = 1;
     static constexpr uint32_t kRows = 4;

@@ -26,8 +26,8 @@ __device__ void send_fingerprint(const Block<Op>& block) {
     }
 }
 
-// Times how long the others take to begin, if somebody wants that; as a staged operation sends only if it waits for
-// their weights.
+// Times how long the others take to begin, if that is wanted; in a send phase only if it waits for their weights
+// anyway.
 template <typename Op>
 __device__ __forceinline__ void time_begins(const Block<Op>& block) {
     const Op& op = block.op;
@@ -60,8 +60,8 @@ __device__ void send_rows(const Block<Op>& block, Send send) {
     }
 }
 
-// What one warp does while others send and receive rows. Its course is its own to the end of the kernel: where it
-// joined theirs, each of their votes would be twice as long (Late).
+// What one warp does while others send and receive rows. It stays on its own to the end of the kernel: if it joined the
+// others' control flow, each of their votes would be twice as long (Late).
 template <typename Op>
 __device__ __forceinline__ void hear_fingerprints(const Block<Op>& block) {
     const Op& op = block.op;

@@ -39,7 +39,7 @@ __device__ __forceinline__ int32_t row_of_lane(const Block<Op>& block, uint32_t 
 }
 
 // Lists a token's rows as the warp's addends, in the order of k; `found` is what row_of_lane says. Returns the lanes
-// that have one. The handle's memory holds anything if its dispatch has not run; no such row is taken at its word.
+// that have one. Rows are checked: the handle's memory is undefined if its dispatch has not run.
 template <typename Op>
 __device__ __forceinline__ LaneMask list_rows(const Block<Op>& block, int32_t found) {
     const bool is_row = found < 0 || static_cast<uint32_t>(found) < block.output.rows();

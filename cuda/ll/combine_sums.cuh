@@ -23,8 +23,8 @@ __device__ __forceinline__ uint32_t find_entries(const Block<Op>& block, uint32_
     return which.count();
 }
 
-// Else one row of each expert rank, ranks ascending; or, where the caller has summed them, in the order of the first k
-// that names each.
+// Outside exact mode, one row of each expert rank, ranks ascending; or, where the caller has summed them, in the order
+// of the first k that names each.
 template <typename Op>
 __device__ __forceinline__ uint32_t find_sums(const Block<Op>& block, const SourceToken& at, const TopkWeight& topk,
                                               int32_t peer) {
@@ -57,10 +57,9 @@ __device__ __forceinline__ void store_sum(const Sum<Type, kChunks>& sum, uint8_t
     }
 }
 
-// Adds what other nodes give for a token of this rank: the sums of those that have a part in it, the node
-// before this one first; or, where sums go by ascending node, this node's sum, rounded, at its place among
-// them: meanwhile it lies in the output row at `out`, where each lane reads what it has stored. `host` is that of
-// this lane's entry.
+// Adds the sums of other nodes that have a part in a token of this rank, the node before this one first. Where sums go
+// by ascending node, this node's sum is rounded and added at its place among them: meanwhile it lies in the output row
+// at `out`, where each lane reads back only what it has stored. `host` hosts this lane's entry.
 template <typename Type, typename Op>
 __device__ void add_other_nodes(const Block<Op>& block, uint32_t token, const TopkWeight& topk, int32_t host,
                                 const Chunks<Op::kChunks>& chunks, uint8_t* out, Sum<Type, Op::kChunks>& sum) {
@@ -211,8 +210,8 @@ __device__ __forceinline__ uint32_t first_receive_turn(const Block<Op>& block) {
     return num_warps() - 1 - block.warp;
 }
 
-// The units of a launch: of this rank's tokens or, with `relays`, of those of the ranks that it forwards for, which it
-// sums what its peers return for. One piece of code does both.
+// Sums what has been returned for this rank's tokens or, with `relays`, for those of the ranks that it forwards for.
+// One function does both, so that its code exists once.
 template <typename Type, typename Op>
 __device__ __forceinline__ void receive_rows(const Block<Op>& block, bool relays) {
     uint32_t tokens = block.shape.tokens;

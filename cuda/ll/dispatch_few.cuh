@@ -1,11 +1,11 @@
-// The course of a low-latency dispatch of few tokens by few ranks of one node, whatever its layout: as dispatch_run.cuh
-// tells and sends, with fewer instructions on the way of each block.
+// The course of a low-latency dispatch of few tokens by few ranks of one node, whatever its layout: it tells and sends
+// what dispatch_run.cuh does, with fewer instructions in the path of each block.
 //
 // Grid: blocks of five kinds, so that none waits for another's work: those that send rows; those that notify the peers;
-// one that hears what all ranks have notified this one of; where others may have more tokens than this rank, those that
-// hear it, too, and serve these; those that copy arriving rows, which ask for what they need of that by themselves.
+// one that hears all ranks' notifications; where others may have more tokens than this rank, those that hear them as
+// well and serve these tokens; those that copy arriving rows, and poll for just the notifications that they need.
 //
-// A rank with these kernels and one with those for more tokens understand each other.
+// Ranks with these kernels and ranks with those for more tokens work together.
 #pragma once
 
 #include "dispatch_receive.cuh"
@@ -37,7 +37,7 @@ __device__ __forceinline__ bool receive_with_tokens(const Block<Op>& block, cons
     const uint64_t* at = asks_tokens ? op.here().counts(unit.rank) + block.shape.local_experts
                                      : op.here().entries(unit.rank, unit.token) + lane_idx();
     return wait_as_warp_in(op.common.wait, late, [&] {
-        // All are under way together.
+        // All loads are in flight together.
         const uint64_t packet = has_entry || asks_tokens ? ld_relaxed_sys(at) : op.packet(EntryWord::kElsewhere);
         const bool has_all_beside = has_beside();
         const bool has_come = received.row.poll(op, from, chunk, false) && has_all_beside;
@@ -46,7 +46,7 @@ __device__ __forceinline__ bool receive_with_tokens(const Block<Op>& block, cons
         late.awaited = op.from(unit.rank, is_known ? WAIT_ROW : WAIT_ENTRY);
         received.is_beyond = any_lane(asks_tokens && is_there && packet_data(packet) <= unit.token);
         received.entry = {packet_data(packet)};
-        // It becomes an address.
+        // It becomes an address, so it is checked.
         if (asks_tokens || received.entry.expert() >= block.shape.local_experts) {
             received.entry = EntryWord::elsewhere();
         }
@@ -54,8 +54,8 @@ __device__ __forceinline__ bool receive_with_tokens(const Block<Op>& block, cons
     });
 }
 
-// Most likely all ranks have as many tokens as this one, so blocks wait for chunks of these at once. Those that have
-// heard how many there are serve ranks with more.
+// Most likely all ranks have as many tokens as this one, so blocks wait for these tokens' chunks right away. Blocks
+// that have heard how many there are serve ranks with more.
 template <typename Op, typename Take>
 __device__ __forceinline__ void receive_all(const Block<Op>& block, const Share& share, bool has_heard, Take take) {
     const uint32_t of_token = block.op.ranks() * block.shape.chunks;

@@ -57,8 +57,8 @@ __device__ void notify_entry(const Block<Op>& block, const typename Op::Source& 
     op.experts_of(source.number(), token)[k] = expert;
 }
 
-// One warp walks entries [first, last) in order; the histogram holds all entries before them, and
-// them as well afterwards.
+// One warp walks entries [first, last) in order; the histogram holds all entries before them, and afterwards these,
+// too.
 template <typename Op>
 __device__ void notify_entries(const Block<Op>& block, const typename Op::Source& source, uint32_t first,
                                uint32_t last) {
@@ -202,7 +202,7 @@ __device__ void find_begins(const Block<Op>& block) {
     __syncthreads();
 }
 
-// A part of a source's entries: notifies the peers of them, in the first blocks also of the counts.
+// Notifies the peers of a part of a source's entries; the first blocks also notify them of the counts.
 template <typename Op>
 __device__ void notify(const Block<Op>& block, const typename Op::Source& source, const BlockOf& part) {
     const uint32_t entries = source.tokens() * block.shape.top_k;

@@ -24,14 +24,14 @@ __device__ __forceinline__ bool receive(const Block<Op>& block, const UnitOfAll&
     const bool has_entry = lane_idx() < block.shape.top_k;
     const bool gently = block.shared.most_tokens > kPollWholeTokens;
     return wait_as_warp_in(op.common.wait, late, [&] {
-        // All are under way together.
+        // All loads are in flight together.
         const uint64_t packet = has_entry ? ld_relaxed_sys(at) : op.packet(EntryWord::kElsewhere);
         const bool has_all_beside = has_beside();
         const bool has_come = received.row.poll(op, from, chunk, gently) && has_all_beside;
         const bool is_known = all_lanes(packet_epoch(packet) == op.epoch);
         late.awaited = op.from(unit.rank, is_known ? WAIT_ROW : WAIT_ENTRY);
         received.entry = {packet_data(packet)};
-        // It becomes an address.
+        // It becomes an address, so it is checked.
         if (received.entry.expert() >= block.shape.local_experts) {
             received.entry = EntryWord::elsewhere();
         }

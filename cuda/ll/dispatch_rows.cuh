@@ -32,7 +32,7 @@ struct PlainRows {
     // Where a row of the output is, as one lane knows it.
     struct Target {
         int32_t row;
-        // Of the lane. All lanes call it.
+        // The target of `lane`. All lanes call it.
         __device__ __forceinline__ Target of(uint32_t lane) const {
             return {shuffle(row, lane)};
         }
@@ -196,7 +196,7 @@ struct ForwardedRows : ScaledKind<kVecs, kVecs> {
     }
 };
 
-// Rows and scales as they travel, since they came over the network, or go there, too.
+// Rows and scales as they travel: they came over the network, or also go there.
 struct PackedRows : ScaledKind<LL_SCALED_CHUNK_VECS, LL_SCALED_CHUNK_VECS> {
     using Fetched = Data;
 
@@ -255,9 +255,9 @@ struct CastRows : ScaledKind<kVecs, 1> {
     }
 
    private:
-    // Casts the chunk, 512 elements in each turn; `with` takes each turn's. Returns the lane's access of the chunk's
-    // scales. All lanes call it. Of a block each lane finds the scale of another turn, so that there are few divisions;
-    // where two lanes have a block, of two turns.
+    // Casts the chunk, 512 elements per turn; `with` takes each turn's. Returns the lane's access of the chunk's
+    // scales. All lanes call it. Each lane of a block computes the scale of a different turn, so that there are few
+    // divisions; where two lanes have a block, each computes two.
     template <typename With>
     __device__ __forceinline__ Vec16 each_turn(const Fetched& fetched, const ScaledChunk& chunk, With with) const {
         static_assert(kVecs <= kMostLanes);
@@ -302,7 +302,7 @@ struct CastRows : ScaledKind<kVecs, 1> {
                 }
             }
         }
-        // Of eight lanes each has a word of another turn, of four words or one.
+        // Each of eight lanes takes the words of a different turn, four words or one.
         uint32_t first = lane_idx() % kMostLanes;
         uint32_t apart = kMostLanes;
         if (are_bytes && !are_small) {

@@ -88,8 +88,8 @@ __device__ void send_chunk(const Block<Op>& block, Outgoing<Op>& outgoing) {
     block.rows.send(op, outgoing.fetched, chunk, each_slot);
 }
 
-// All rows that are to be sent. `begin` is called once all threads have loaded what they need first, and says whether
-// the operation goes on; returns that.
+// Sends all rows. `begin` is called once all threads have loaded what they need first, and says whether the operation
+// goes on; so does the result.
 template <typename Op, typename Begin>
 __device__ __forceinline__ bool send_all(const Block<Op>& block, Begin begin) {
     const bool sends = block.sends() && block.senders.has_this_block();

@@ -1,14 +1,14 @@
-// Waits of warps for rows, which call nothing: they say what is late, and the report comes behind the loops around
-// them.
+// Waits of warps for rows. They contain no call: a wait only notes what is late, and the report follows after the loops
+// around it.
 #pragma once
 
 #include "protocol.cuh"
 
 namespace nccl_ep {
 
-// Why a warp has given up, and what: for the report, once it has left the loops around its waits. A call within such a
-// loop takes registers there, and behind one the compiler takes no warp for whole any more, which makes each vote and
-// shuffle of the loop several times as long.
+// Why a warp has given up, and on what: for the report, once it has left the loops around its waits. A call within such
+// a loop takes registers, and after one the compiler no longer knows the warp to be converged, which makes each vote
+// and shuffle of the loop several times as long.
 struct Late {
     Awaited awaited;
     uint32_t fault;
@@ -20,8 +20,9 @@ __device__ __forceinline__ void report_late(const Op& op, const Late& late) {
     fail(op.common, late.fault, late.awaited, late.awaited.epoch, late.got, late.waited_ns);
 }
 
-// A warp waits for what comes from a rank that has begun the operation; another one notices if it does not. All lanes
-// call `has_come` together and get the same answer. False, with `late` but for what is awaited, if it must be given up.
+// A warp waits for what comes from a rank that has begun the operation; another warp notices if it has not. All lanes
+// call `has_come` together and get the same answer. False if the wait must be given up: `late` then lacks only what was
+// awaited.
 template <typename HasCome>
 __device__ __forceinline__ bool wait_as_warp_in(const WaitParams& wait, Late& late, HasCome has_come) {
     uint64_t start = 0;
@@ -32,7 +33,7 @@ __device__ __forceinline__ bool wait_as_warp_in(const WaitParams& wait, Late& la
         if (++polls % kPollsPerCheck != 0) {
             continue;
         }
-        // All lanes go by what one has seen.
+        // All lanes act on what lane 0 has seen.
         const uint64_t now = shuffle(globaltimer_ns(), 0);
         const uint32_t failed_rank = shuffle(ld_relaxed_sys(wait.peer_failed), 0);
         start = start == 0 ? now : start;

@@ -53,16 +53,16 @@ struct OneNode {
     __device__ int32_t peer_of(int32_t rank) const { return rank; }
     __device__ uint32_t rank_of_peer(uint32_t peer) const { return peer; }
     __device__ uint32_t forwarder_of(uint32_t rank) const { return rank; }
-    // Of `rank` among the sources of its forwarder.
+    // The number of `rank` among the sources of its forwarder.
     __device__ uint32_t number_of(uint32_t) const { return 0; }
 };
 
-// The same of a kernel that runs whole operations only.
+// The same for kernels that run whole operations only.
 struct WholeOnOneNode : OneNode {
     static constexpr bool kWhole = true;
 };
 
-// The tables say where the other ranks are, and messages of a network come from there.
+// Tables say where the other ranks are; messages of a network come from other nodes.
 template <typename Network>
 struct SeveralNodes {
     static constexpr bool kSeveral = true;
@@ -93,7 +93,7 @@ struct SeveralNodes {
     }
     // Where this node comes in a sum that goes by ascending node, or OWN_NODE_FIRST.
     __device__ uint32_t own_place() const { return nodes.own_place; }
-    // Where the node at this distance comes in a sum; and, just so, the distance of the one at this place.
+    // Turns a node's distance into its place in a sum, and such a place into its distance.
     __device__ uint32_t place_of(uint32_t distance) const {
         if (nodes.own_place == OWN_NODE_FIRST) {
             return distance;

@@ -16,9 +16,9 @@
 // wait on its stream for that receive phase. So the acknowledgement depends on no later operation, and the
 // wait terminates.
 //
-// All this needs the group's operations in one order on every rank, receive phases of staged ones aside:
-// the host keeps that order, whatever their streams. It covers send phases: a combine's may wait for
-// weights of its peers, and takes SMs that a peer's earlier operation needs.
+// All this needs the group's operations in one order on every rank, receive phases of staged ones aside: the host keeps
+// that order, whatever their streams. Send phases are part of it: a combine's may wait for weights of its peers, and
+// takes SMs that a peer's earlier operation needs.
 //
 // It also needs operations that end because everything came. One that ends because a wait was given up
 // says nothing about the peers, so operations that begin after it send nothing (`Start::failed`). A rank
@@ -85,7 +85,7 @@ struct Operation {
         return start.failed == 0 && !is_void;
     }
 
-    // As a function sees it that is told the operation's epoch.
+    // For a function that is told the operation's epoch.
     __device__ void resume(uint32_t epoch_of_operation) {
         epoch = epoch_of_operation;
         bank = bank_of_channel(channel(), epoch);
@@ -300,7 +300,7 @@ __device__ __forceinline__ bool wait_until_consumed(const Op& op, uint32_t warp)
         if (!is_active(op.common.peers, peer)) {
             continue;
         }
-        // All lanes look: behind a call by some of them the compiler takes the warp for whole no more.
+        // All lanes look: after a call by some of them the compiler no longer knows the warp to be converged.
         const uint64_t* ack = op.template ack_in<Own>(own_window(op.common.peers), peer);
         const Awaited awaited = {WAIT_ACK, op.nodes.rank_of_peer(peer), epoch_before};
         uint64_t start = 0;
@@ -327,9 +327,9 @@ __device__ __forceinline__ bool wait_until_bank_is_free(const Op& op, uint32_t w
     return op.channel() == LL_WHOLE_CHANNEL || wait_until_consumed(op, warp);
 }
 
-// All threads call it after a barrier, once no thread of the block reads the channel's state any more. Behind the
-// block's sends, as its thread waits for the count; before it receives, so that the end of the operation does not
-// wait for it. The count orders nothing, or it would wait for the block's stores to peers: the state has been read, as
+// All threads call it after a barrier, once no thread of the block reads the channel's state any more: after the
+// block's sends, as its thread waits for the count; before it receives, so that the end of the operation does not wait
+// for it. The count is relaxed, as it would otherwise wait for the block's stores to peers: the state has been read, as
 // it has gone through the barrier.
 template <typename Op>
 __device__ inline void advance_epoch(const Op& op) {

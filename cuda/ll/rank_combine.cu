@@ -1,13 +1,13 @@
-// Rank-major low-latency combine on one node: each rank returns one row of a token, which the caller has made of its
-// experts', and the token's home adds them.
+// Rank-major low-latency combine on one node: each rank returns one row of a token, which the caller has made from its
+// experts' rows, and the token's home adds them.
 //
 // Rows travel as the sums of ll_combine do, through the same slots of the bank; nothing is told beside them but the
 // fingerprint, and which banks of views are clean (view.cuh). Which row is whose, and who has rows of a token, is what
 // the dispatch left in the handle's memory. If that was into a view, the combine cleans its bank.
 //
-// Grid: any number of blocks that fit on the GPU at once, in groups, each of which has a block for some chunks of each
-// token's row. One group sends those of the token with that number of each other rank, then adds those of this rank's.
-// Of few tokens there are several: the last one adds, and each of the others sends to some of the ranks.
+// Grid: any number of blocks that fit on the GPU at once, in groups; each block of a group has some chunks of every
+// token's row. A single group sends these chunks for the tokens of all other ranks, then adds those for this rank's.
+// For few tokens there are several: the last group adds, and each of the others sends to some of the ranks.
 //
 // Order of summation. a = 0; a = a + y for the ranks of a token in the order of the first k that names each, in fp32;
 // out = round(a).
@@ -47,8 +47,8 @@ struct Block {
     __device__ uint32_t senders() const { return max(params.groups - 1, 1u); }
     __device__ bool sends() const { return op.sends() && group.quotient < senders(); }
     __device__ bool receives() const { return op.receives() && group.quotient == params.groups - 1; }
-    // The caller's row for a token of `home`. The handle's memory holds anything if its dispatch has not run; no such
-    // row is taken at its word.
+    // The caller's row for a token of `home`, to be checked by is_row: the handle's memory is undefined if its dispatch
+    // has not run.
     __device__ __forceinline__ uint32_t row_of(uint32_t home, uint32_t token) const {
         return combine.common.handle.row_of[(home * shape.max_tokens + token) * shape.top_k];
     }
@@ -77,7 +77,7 @@ __device__ __forceinline__ void tell_peers(const Block& block) {
     }
 }
 
-// A chunk that a warp sends: of the row for a token of the rank that is `number` further on. A send phase sends own
+// A chunk that a warp sends, of the row for a token of the rank `number` places further on. A send phase sends own
 // rows, too: the caller may have others there by the receive phase.
 struct Outgoing {
     uint32_t number;
@@ -92,7 +92,7 @@ struct Outgoing {
         const uint32_t turned = block.op.rank() + number;
         return turned - (turned < block.op.peers() ? 0 : block.op.peers());
     }
-    // Also before it is known how many tokens there are: the handle's memory has room for the most.
+    // Also before the number of tokens is known: the handle's memory has room for the most.
     __device__ __forceinline__ void load(const Block& block) {
         if (is_left(block) && unit.row < block.shape.max_tokens) {
             row = block.row_of(home(block), unit.row);
@@ -108,7 +108,7 @@ struct Outgoing {
     }
 };
 
-// A warp cleans its share of a row of the view: of rows as long as the operation's its chunk.
+// A warp cleans its share of a row of the view: its chunk, if the rows there are as long as the operation's.
 __device__ __forceinline__ void clean_row(const Block& block, uint32_t row, const Chunk& chunk) {
     const uint32_t bytes = block.shared.cleans;
     uint8_t* at = block.view.rows + uint64_t{row} * bytes;
@@ -154,7 +154,7 @@ __device__ __forceinline__ bool send_rows(const Block& block, Begin begin) {
 template <typename Type>
 struct Progress {
     ViewUnit unit;
-    // Of its token: whether its ranks are known, and those whose rows are not added, by a lane of each.
+    // Of its token: whether its ranks are known, and a lane of each whose row has not been added.
     bool has_begun = false;
     LaneMask left;
     Sum<Type, 1> sum;
@@ -269,7 +269,8 @@ __device__ __forceinline__ void look_around(const Block& block) {
     load_owners(block.view, owner);
     uint32_t row_bytes = 0;
     if (block.view.bank != LL_VIEW_BANKS) {
-        // All under way together: a pair of 128 tokens took 0.2 us longer when one was loaded for what another one says.
+        // All loads are in flight together: a pair of 128 tokens took 0.2 us longer when one of them depended on
+        // another.
         const uint32_t filled = *filled_by(common, block.op.ranks());
         const uint32_t owned_by = ld_relaxed_gpu(&block.view.state->owner[block.view.bank]);
         row_bytes = ld_relaxed_gpu(&block.view.state->row_bytes[block.view.bank]);

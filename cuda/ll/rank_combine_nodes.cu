@@ -8,8 +8,7 @@ namespace nccl_ep::ll_rank_combine_nodes_impl {
 
 using namespace ll_combine_impl;
 
-// One warp sends some chunks. The handle's memory holds anything if its dispatch has not run; no such row is taken at
-// its word.
+// One warp sends some chunks. The row is checked: the handle's memory is undefined if its dispatch has not run.
 template <typename Op>
 __device__ void send_unit(const Block<Op>& block, const UnitOfAll& outgoing) {
     const Op& op = block.op;

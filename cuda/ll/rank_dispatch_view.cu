@@ -14,7 +14,7 @@
 
 namespace nccl_ep::ll_rank_dispatch_view_impl {
 
-// The first block's last warp tells the peers what comes. Where this rank's bank is not clean, its fingerprint follows.
+// The first block's last warp tells the peers what comes; the fingerprint only later, if this rank's bank is not clean.
 template <typename Rows>
 __device__ __forceinline__ void notify_counts(const Block& block) {
     const Op& op = block.op;
@@ -84,8 +84,8 @@ __device__ __forceinline__ void send_chunk(const Block& block, const Rows& rows,
     }
 }
 
-// The last warp tells every peer of the token's entries, with their weights if its row goes there. Each entry has the
-// row's index then, those of other ranks beside an expert that is none.
+// The last warp tells every peer of the token's entries, with their weights if its row goes there. Each entry then has
+// the row's index; those of other ranks' experts have it beside an invalid expert.
 template <typename Rows>
 __device__ __forceinline__ void send_entries(const Block& block, uint32_t token, const Outgoing<Rows>& outgoing) {
     const Op& op = block.op;
@@ -95,7 +95,7 @@ __device__ __forceinline__ void send_entries(const Block& block, uint32_t token,
     const int32_t expert = expert_of_id(outgoing.id, int64_t{op.ranks()} * block.shape.local_experts);
     const int32_t host = rank_of_expert(block.shape, expert);
     op.experts_of(0, token)[lane_idx()] = expert;
-    // As all windows are alike.
+    // All windows have the same layout.
     const auto* at = reinterpret_cast<const uint8_t*>(op.here().entries(op.rank(), token) + lane_idx());
     const uint64_t offset = at - own_window(op.common.peers);
 #pragma unroll 1
@@ -210,8 +210,8 @@ __device__ __forceinline__ bool send_all(const Block& block, const Rows& rows, O
     }
 }
 
-// What the next operations find. Not before all blocks have begun: one that found the length of the first rows, and not
-// yet that of their scales, would clean among them.
+// Records what the next operations find. Not before all blocks have begun: one that found the new length of rows, but
+// not yet that of their scales, would clean the wrong places.
 __device__ __forceinline__ void own_bank(const Block& block) {
     const LlView& view = block.view;
     set_owner(view, block.op.epoch);

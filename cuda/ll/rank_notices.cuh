@@ -22,7 +22,7 @@ struct TokensAtOnce {
         const LaneMask first = {~uint32_t{0} >> (kWarpSize - shape.top_k)};
         return {first.bits << (at.quotient * shape.top_k)};
     }
-    // Whether this lane has an entry of the tokens from `first` on, of which `last` is none any more.
+    // Whether this lane has an entry of the tokens from `first` on and before `last`.
     __device__ bool has_entry(uint32_t first, uint32_t last) const {
         return at.quotient < tokens && first + at.quotient < last;
     }
@@ -147,8 +147,8 @@ __device__ __forceinline__ void notify_peers(const Op& op, uint32_t source, cons
     }
 }
 
-// One warp walks the tokens of `range` in order; `before` holds how many before them go to each peer, and them as well
-// afterwards. `weight` is that of this lane's first entry, which is there sooner so.
+// One warp walks the tokens of `range` in order; `before` holds how many before them go to each peer, and afterwards
+// these, too. `weight` is that of this lane's first entry, loaded ahead.
 template <typename Op>
 __device__ __forceinline__ void notify_tokens(const Block<Op>& block, const typename Op::Source& source,
                                               const TokenRange& range, const float* weights, float weight,
@@ -198,8 +198,8 @@ __device__ __forceinline__ const float* weights_of(const Block<Op>& block, const
     return beside.weights;
 }
 
-// A part of a source's tokens: notifies the peers of each, in the first blocks also of the counts. `begin` is as that
-// of send_all.
+// Notifies the peers of a part of a source's tokens; the first blocks also notify them of the counts. `begin` is as
+// that of send_all.
 template <typename Op, typename Begin>
 __device__ __forceinline__ void notify_by_rank(const Block<Op>& block, const LlBeside& beside,
                                                const typename Op::Source& source, const BlockOf& part, Begin begin) {

@@ -6,7 +6,7 @@
 
 namespace nccl_ep::ll_dispatch_impl {
 
-// The ids of rows that hold nothing. The blocks that have anything to receive share them.
+// Marks the ids of rows that hold nothing. The blocks that have anything to receive share the work.
 template <typename Op>
 __device__ void clear_ids(const Block<Op>& block, const LlBeside& beside, uint32_t blocks) {
     const uint32_t top_k = block.shape.top_k;

@@ -1,4 +1,4 @@
-// Says to the host, in each replay of a graph, that an operation of the network has begun, or that it is over.
+// Tells the host, in each replay of a graph, that an operation of the network has begun, or that it is over.
 //
 // Grid: one block of one warp, of which one thread works. It runs behind what came before the operation on its stream,
 // or behind the operation.

@@ -353,8 +353,8 @@ __device__ __forceinline__ void spin_gently() { asm volatile("nanosleep.u32 100;
 // The same in loops that wait for this block's own shared memory.
 __device__ __forceinline__ void shared_spin_hint() {}
 
-// Polls of a chunk between looks at its flag and at the clock: more than those while many others come, as each look
-// takes as long as many polls. Where kernels run on a CPU polls take longer.
+// Polls of a chunk between looks at its flag and at the clock: more than pass while many other chunks arrive, as each
+// look takes as long as many polls. Where kernels run on a CPU polls take longer.
 constexpr uint32_t kPollsOfChunk = 64;
 
 }  // namespace nccl_ep

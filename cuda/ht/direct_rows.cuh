@@ -1,9 +1,9 @@
 // A dispatch whose rows need no ring, as all ranks' outputs are tensors that the peers map (offers.cuh).
 //
-// A few warps of each block, the senders, move rows of tokens to the peers' outputs: a row is loaded once, and stored
-// at its place in each. The other warps store what comes beside them, scales, ids and weights, to the peers' windows,
-// copy what stays on this rank, and fill rows that no token fills. When all have done, every block waits for the peers,
-// and copies its share of what came beside rows.
+// Some warps, the senders, a few in each of the first blocks, move rows of tokens to the peers' outputs: a row is
+// loaded once, and stored at its place in each. The other warps store what comes beside rows, scales, ids and weights,
+// to the peers' windows, copy what stays on this rank, and fill rows that no token fills. When all have done, every
+// block waits for the peers, and copies its share of what came beside rows.
 #pragma once
 
 #include "../base/row.cuh"

@@ -13,15 +13,14 @@
 //
 // Why no tensor is touched too early or too late
 //
-// - An owner's kernel offers, released, so behind all that its stream did to the tensor before, and only when it has
-//   seen that the tensor has room: from then on peers may store there. They do that behind the acquire of the offer,
-//   and only if it has this operation's epoch.
-// - A peer's block has its bulk stores completed, then meets the others of its grid in `blocks_done`, a fence before
-//   it; the last one signals done. So what any block stored, or read, comes before done, and the owner's kernel does
-//   not end before the done packets of all peers have come. For the caller it is an ordinary kernel, which alone uses
-//   its tensor; whatever follows on the stream may use it again.
-// - What comes beside rows lies in the owner's window, a place for each source. A source writes it as it does rows:
-//   behind the offer, before done. The owner's blocks read it behind done. The next writes are behind the next offer,
+// - An owner's kernel releases its offer, so after all that its stream did to the tensor before, and only once it has
+//   seen that the tensor has room. Peers store there only after acquiring an offer of this operation's epoch.
+// - A block of a peer completes its bulk stores, fences, and counts itself in `blocks_done`; the last block of the grid
+//   signals done. So what any block stored, or read, comes before done, and the owner's kernel does not end before the
+//   done packets of all peers have come. For the caller it is an ordinary kernel, which alone uses its tensor; whatever
+//   follows on the stream may use it again.
+// - What comes beside rows lies in the owner's window, with a place for each source. A source writes it as it does
+//   rows: after the offer, before done. The owner's blocks read it after done. The next writes follow the next offer,
 //   which another kernel of the owner makes.
 //
 // Why no packet is overwritten too early

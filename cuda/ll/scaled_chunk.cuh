@@ -1,10 +1,10 @@
 // A chunk of a row with scales: a part of its payload, and the scales of that part.
 //
 // So a warp that casts needs no other warp for the scales, and a chunk arrives as a whole. In the row all scales follow
-// the payload, which keeps the parts of this aligned to whole lines of memory.
+// the payload, which keeps the payload's parts aligned to whole lines of memory.
 //
-// Ranks with few tokens cut rows into chunks of one access of payload, others into larger ones. So a chunk has a flag for
-// each of these accesses, which stands for the scales of its elements, too.
+// Ranks with few tokens cut rows into chunks of one payload access, others into larger ones. So a chunk has a flag for
+// each of its payload accesses, which stands for the scales of these elements, too.
 #pragma once
 
 #include "chunk.cuh"
@@ -14,13 +14,13 @@ namespace nccl_ep {
 // One chunk: where it begins in the row on its way, and how many 16-byte accesses of payload and of scales it has.
 struct ScaledChunk {
     uint32_t index;
-    // Where its payload begins in the row, its scales among all scales, and these in the row.
+    // Where its payload begins in the row, its scales begin among all scales, and all scales begin in the row.
     uint32_t payload_offset;
     uint32_t scale_offset;
     uint32_t payload_bytes;
     uint32_t payload_vecs;
     uint32_t scale_vecs;
-    // A bit for the access, of the most that a chunk has, of whose elements the lane's first scales are.
+    // The bit of the payload access whose elements the lane's first scales belong to.
     uint32_t access_of_scales = 1;
 
     __device__ ScaledChunk(const LlShape& shape, const ScaledRows& rows, uint32_t chunk_idx)
@@ -56,7 +56,7 @@ struct ScaledChunk {
     }
 };
 
-// This lane's part of a chunk, with the most accesses of payload and of scales: casts make one of these.
+// This lane's part of a chunk, with the most accesses of payload and of scales that it has: casts make one of scales.
 template <uint32_t kVecs, uint32_t kScaleVecs>
 struct ScaledData {
     Vec16 payload[kVecs];
@@ -113,13 +113,13 @@ struct ScaledData {
         for (uint32_t i = 0; i < kVecs; ++i) {
             bits |= chunk.has_payload(i) && has_sentinel(payload[i]) ? 1u << i : 0;
         }
-        // Rows with more scales have large chunks alone.
+        // Rows with more scales have large chunks only.
         each_scales(*this, chunk, [&](const Vec16& vec, uint32_t turn) {
             bits |= !has_sentinel(vec) ? 0 : kVecs == 1 || turn != 0 ? 1 : chunk.access_of_scales;
         });
         return bits;
     }
-    // The scales of an access whose number only the run knows.
+    // The scales of an access whose number is not known at compile time.
     __device__ __forceinline__ Vec16 scales_of(uint32_t turn) const {
         Vec16 vec = scales[0];
 #pragma unroll
@@ -136,8 +136,8 @@ struct ScaledData {
     }
 };
 
-// A chunk as it comes to a warp. Apart from that of one flag: as one type for both, whose flags are bits, plain pairs of
-// 32 tokens took 11.24 instead of 11.08 (2 H200s).
+// A chunk as it comes to a warp. A type apart from that of chunks with one flag: with one type for both, whose flags
+// are bits, plain pairs of 32 tokens took 11.24 us instead of 11.08 (2 H200s).
 template <uint32_t kVecs, uint32_t kScaleVecs>
 struct Arriving<ScaledData<kVecs, kScaleVecs>> {
     using Data = ScaledData<kVecs, kScaleVecs>;

@@ -21,7 +21,7 @@ __device__ __forceinline__ Share tellers_of(const LlCommon& common) {
     return {common.send_blocks, gridDim.x - common.receive_blocks - common.send_blocks};
 }
 
-// In how many units of some chunks a row is taken.
+// How many units of kChunks chunks a row has.
 struct Units {
     uint32_t count;
     uint32_t reciprocal;
@@ -53,7 +53,7 @@ struct UnitOfAll {
         const Divided at = divide(pair.quotient, op.ranks(), shape.ranks_reciprocal);
         token = at.quotient;
         const uint32_t turned = uint64_t{token * kGoldenRatio} * op.ranks() >> 32;
-        // Each of the three is less than the number of ranks: cheaper than a remainder.
+        // Each addend is less than the number of ranks: cheaper than a remainder.
         rank = at.remainder + op.rank();
         rank -= rank >= op.ranks() ? op.ranks() : 0;
         rank += turned;
@@ -61,7 +61,7 @@ struct UnitOfAll {
     }
 };
 
-// Lanes that are the first of their warp to name `peer`; a negative one names nothing.
+// For each peer that lanes name, the first lane that does; a negative one names nothing.
 __device__ __forceinline__ LaneMask first_of_each_peer(int32_t peer) {
     const LaneMask same = match(peer);
     const bool first = peer >= 0 && same.first() == lane_idx();

@@ -10,7 +10,7 @@
 
 namespace nccl_ep {
 
-// Instead of a weight: the entry is masked. A NaN that no arithmetic yields, and none of the caller's.
+// Instead of a weight: the entry is masked. A NaN that neither arithmetic nor the caller yields (given_weight).
 constexpr uint32_t kMasked = 0x7fedcba9u;
 
 // One dispatched entry of a token, a lane each.
@@ -27,13 +27,13 @@ __device__ __forceinline__ bool is_masked(float weight) {
     return __float_as_uint(weight) == kMasked;
 }
 
-// A weight of the caller's, of which none says that an entry is masked.
+// A weight of the caller's, changed if it looks like that of a masked entry.
 __device__ __forceinline__ float given_weight(float weight) {
     return is_masked(weight) ? __uint_as_float(kMasked ^ 1u) : weight;
 }
 
-// What each lane's dispatched entry has to do with a combine whose ids are others; `now` and `weight` are those of
-// entry lane_idx(). Not inlined, as it is seldom done.
+// How each lane's dispatched entry takes part in a combine with other ids; `now` and `weight` are those of the
+// combine's entry lane_idx(). Not inlined, as it is seldom done.
 __device__ __noinline__ static TopkWeight match_entries(int32_t expert, uint32_t top_k, int32_t now, float weight) {
     TopkWeight topk = {expert, __uint_as_float(kMasked), top_k + lane_idx()};
     const LaneMask same = match(expert);
@@ -81,7 +81,7 @@ struct TopkWords {
     }
 };
 
-// The expert of an entry as it was dispatched, or kNowhere. The handle's memory holds anything if its
+// The expert of an entry as it was dispatched, or kNowhere. Checked, as the handle's memory is undefined if its
 // dispatch has not run.
 template <typename Op>
 __device__ __forceinline__ int32_t dispatched_expert(const Op& op, int32_t sent) {
@@ -111,7 +111,7 @@ __device__ __forceinline__ TopkWeight topk_weight_of_source(const Op& op, uint32
     return {expert, weights[token * shape.top_k + lane_idx()], lane_idx()};
 }
 
-// The lane whose entry comes as number lane_idx(), where `order` says as which number each lane's comes.
+// The lane whose entry comes at position lane_idx() when lanes are sorted by `order`.
 __device__ __noinline__ static uint32_t lane_in_order(uint32_t order) {
     uint32_t position = 0;
     uint32_t from = lane_idx();

@@ -7,32 +7,33 @@
 //
 // Why a row is never written while somebody still reads it, or before its words hold kSentinel again
 //
-// A bank is *clean* if all words in which rows of peers arrive hold kSentinel. `LlViewState::owner` says so (0), or
-// which dispatch has filled it, by its epoch. It changes between kernels only, in effect, and so do the lengths of rows:
-// the last block of a kernel to begin writes them when all have read them, and the next kernel of the group's order is
+// A bank is *clean* if all words in which rows of peers arrive hold kSentinel. `LlViewState::owner` says that it is
+// (0), or which dispatch has filled it, by its epoch. Owner and lengths of rows change between kernels only, in effect:
+// the last block of a kernel to begin writes them once all have read them, and the next kernel in the group's order is
 // the next to read them.
 //
-// - A dispatch owns its bank from then on. A combine cleans it if that is the last rank-major dispatch of its handle,
-//   which keeps that one's epoch, or 0 if its rows were copied: each warp writes kSentinel over a chunk of the view
-//   behind its own load of the same chunk of the caller's rows, which may be the view; where these have another length,
-//   of the view's longer or shorter rows its share. The experts have read the view by then, as a view lives until the
-//   combine begins. Own rows stay, as nobody polls them. Where the bank has another owner, or the combine's rows lie in
-//   it otherwise than they came, it leaves the bank alone.
+// - A dispatch owns its bank from then on. A combine cleans the bank if its owner is the handle's last rank-major
+//   dispatch, whose epoch the handle keeps (0 if its rows were copied). Each warp writes kSentinel over a chunk of the
+//   view after its own load of the same chunk of the caller's rows, which may be the view; if rows of the view have
+//   another length, over its share of them. The experts have read the view by then, as a view lives until the combine
+//   begins. Own rows stay, as nobody polls them. The combine leaves the bank alone if it has another owner, or if the
+//   combine's rows lie there with another length.
 // - A dispatch to a bank that is not clean cleans it first, with all its blocks. So does one whose rows, or scales,
-//   have other lengths than those before, and then all that those could reach: rows are polled where own rows were, or
-//   scales, which are not cleaned (view_rows.cuh). All ranks know that alike, so none goes by what its peers have
-//   told.
+//   have other lengths than the bank's last, and then all that those could reach: rows are then polled where own rows
+//   lay, or scales, which are not cleaned (view_rows.cuh). All ranks know of the lengths alike, so none goes by what
+//   its peers have told.
 // - A rank writes rows to a peer's bank only if it knows from that peer that the bank is clean. In each operation of
 //   these kernels a rank tells each peer which of its banks are clean as the kernel begins, less the one that a
 //   dispatch is about to fill: `clean_word`, in a packet that it sends anyway. If the operation just before this one
 //   told that the bank is clean, it still is: only an operation of that rank could change it, and that one was the
 //   last. Else the sender waits for the peer's fingerprint of this operation, which a rank sends once its bank is
-//   clean. That depends on no other rank, so the wait terminates. Banks by turns make this wait rare: of pairs one
-//   after the other, or two overlapping, the operation before tells.
-// - Stores that clean come before all that a rank tells: those of a kernel before by the end of it; those of the same
-//   kernel by the count of blocks that have cleaned and the release of the fingerprint. So a peer's rows come later.
-// - Whoever reads the packet of the operation before finds it, or one of a later operation, and then waits in the
-//   other way: packets of a bank are overwritten two operations later at the earliest.
+//   clean. That depends on no other rank, so the wait terminates. Taking banks by turns makes this wait rare: with
+//   pairs one after the other, or two overlapping, the operation before has told.
+// - Stores that clean come before all that a rank tells: those of an earlier kernel because it has ended, those of the
+//   same kernel through the count of blocks that have cleaned and the release of the fingerprint. So a peer's rows come
+//   later.
+// - A reader of the previous operation's packet finds it, or one of a later operation, and then waits for the
+//   fingerprint: packets of a bank are overwritten two operations later at the earliest.
 //
 // Nothing of this asks who took part: a rank whose combine did not clean says so itself.
 #pragma once
@@ -43,10 +44,10 @@
 
 namespace nccl_ep {
 
-// Rows in the packet of a source's count take the bits below.
+// In the packet of a source's count, its rows take the bits below.
 constexpr uint32_t kCleanShift = 8 * sizeof(uint32_t) - LL_VIEW_BANKS;
 
-// Which banks are clean, of owners that a kernel finds as it begins. `filled` is the one that it fills, or
+// Which banks are clean, by the owners that a kernel finds as it begins. `filled` is the bank that it fills, or
 // LL_VIEW_BANKS.
 __device__ __forceinline__ uint32_t clean_word(const uint32_t (&owner)[LL_VIEW_BANKS], uint32_t filled) {
     uint32_t word = 0;
@@ -99,8 +100,8 @@ __device__ __forceinline__ void load_owners(const LlView& view, uint32_t (&owner
 
 // A wait that a block has given up, in its shared memory.
 struct LateOfBlock {
-    // Of the first one to be given up, a byte each: what is awaited, plus 1; why it was given up; of which rank that
-    // tells; whom it waits for. 0 if there is none.
+    // Of the first wait to be given up, a byte each: what was awaited, plus 1; the fault; the rank that has failed, if
+    // one has; whom it waited for. 0 if there is none.
     uint32_t awaited;
     uint64_t since;
 };
@@ -146,8 +147,8 @@ __device__ __forceinline__ bool await(const Op& op, LateOfBlock& late, uint32_t 
 
 // ---- Chunks of rows, with what seldom happens to them apart ---------------------------------------
 
-// All lanes, after a chunk was stored that has kSentinel in it: signals its flag. `row` is that of the bank of the
-// epoch whose flags the chunk has.
+// All lanes, after storing a chunk that contains kSentinel: signals its flag, which is that of `row` in the operation's
+// bank.
 template <typename Op>
 __device__ __forceinline__ void signal_chunk(const Op& op, uint32_t peer, uint32_t row, uint32_t chunk) {
     sync_warp();
@@ -168,7 +169,7 @@ __device__ __forceinline__ void send_chunk_to(const Op& op, uint32_t peer, Remot
     }
 }
 
-// Instead of the time at which a wait has looked at the clock first: the chunk is there.
+// Instead of the time at which a wait first read the clock: the chunk is there.
 constexpr uint64_t kIsThere = kGivenUp - 1;
 
 // Whether the flag of a chunk says that it is there; all lanes call it.
@@ -215,9 +216,9 @@ __device__ __forceinline__ bool await_chunk(const Op& op, const LlView& view, La
     }
 }
 
-// As advance_epoch in two: the count, of which the last thread of a block gets the number of those before; then,
-// whenever that is there, the end. True for one thread of the kernel, if all blocks have begun: it may write what they
-// begin with.
+// advance_epoch in two steps: count_block counts the block, and its last thread gets the number of blocks before;
+// advance follows whenever that number is there. It is true in one thread of the kernel, once all blocks have begun:
+// that one may write what they begin with.
 template <typename Op>
 __device__ __forceinline__ uint32_t count_block(const Op& op) {
     return threadIdx.x == blockDim.x - 1 && op.sends()

@@ -43,7 +43,7 @@ struct Block {
 
     __device__ bool is_first() const { return blockIdx.x == 0; }
     __device__ bool moves_rows() const { return warp_idx() < view.warps; }
-    // How many packets behind those of entries those of their weights are.
+    // How many packets after that of an entry the one of its weight comes.
     __device__ uint64_t weights_behind() const { return uint64_t{op.ranks() * shape.max_tokens} * LL_MAX_TOP_K; }
     __device__ bool goes_to(uint32_t rank) const {
         return (shared.goes_to[rank / kRanksOfWord] >> rank % kRanksOfWord & 1) != 0;
@@ -61,8 +61,8 @@ __device__ __forceinline__ uint32_t hosts_of(const Block& block, uint32_t token,
     const LlShape& shape = block.shape;
     const uint32_t first = base * shape.local_experts;
     const uint32_t experts = min(block.op.ranks() - base, kRanksOfWord) * shape.local_experts;
-    // Of 2^31, rounded up: half of a product is the quotient of any expert, as a rank has fewer than 2^13 of them and
-    // there are fewer than 2^18.
+    // 2^31 / local experts, rounded up: the high word of `twice` times that is the exact quotient, as a rank has fewer
+    // than 2^13 experts and there are fewer than 2^18.
     const uint32_t reciprocal = (shape.local_experts_reciprocal >> 1) + 1;
     const auto* ids = reinterpret_cast<const long long*>(block.dispatch.topk_idx) + uint64_t{token} * shape.top_k;
     uint32_t hosts = 0;
@@ -115,8 +115,7 @@ __device__ __forceinline__ void count_tokens(const Block& block, uint32_t token)
 
 // ---- Whether peers' banks are clean -------------------------------------------------------------
 
-// What `peer` has told in the banks of both parities, as loaded before it is known which is that of the operation
-// before.
+// What `peer` has told in the banks of both parities, loaded before it is known which was the last operation's.
 struct CleanWords {
     uint64_t packet[2];
 
@@ -135,14 +134,14 @@ struct CleanWords {
     }
 };
 
-// Cleans the bank, which rows of an earlier dispatch are in, of lengths of their own; the last block tells the peers.
-// All threads call it.
+// Cleans the bank of an earlier dispatch's rows, which have lengths of their own; the last block tells the peers. All
+// threads call it.
 __device__ __forceinline__ void clean_bank(const LlCommon& common, const LlView& view, uint32_t epoch) {
     Op op(common, OneNode{common.peers});
     op.resume(epoch);
     const uint32_t row_bytes = ld_relaxed_gpu(&view.state->row_bytes[view.bank]);
     const uint32_t scale_bytes = ld_relaxed_gpu(&view.state->scale_bytes[view.bank]);
-    // Among rows that lie otherwise own ones are polled, and of all rows some of earlier dispatches are left.
+    // Where lengths differ, rows are polled where own rows lay, and rows of earlier dispatches are left anywhere.
     const bool lie_otherwise = row_bytes != common.shape.row_bytes || scale_bytes != view.scale_bytes;
     const uint64_t bytes = row_bytes + (lie_otherwise ? scale_bytes : 0);
 #pragma unroll 1

@@ -119,7 +119,7 @@ __device__ __forceinline__ void receive_entry(const Block& block, uint32_t sourc
     const uint64_t* weight_at = entry_at + block.weights_behind();
     uint64_t entry;
     uint64_t weight;
-    // Both are under way together; a weight comes with a row alone.
+    // Both are in flight together; a weight comes only with a row.
     await(op, block.shared.late, WAIT_ENTRY, source, [&] {
         entry = ld_relaxed_sys(entry_at);
         weight = ld_relaxed_sys(weight_at);
@@ -165,9 +165,9 @@ __device__ __forceinline__ void receive_scales(const Block& block, const ScaledR
     }
 }
 
-// The last warp takes the entries of all sources. Of a token's blocks each takes those from another source, as far as
-// there are so many: if there are more, not the first, which tells the counts, the second, which sends entries, and the
-// last, which checks the sources.
+// The last warp takes the entries of all sources. A token's blocks take those of different sources, as far as there are
+// enough blocks. With blocks to spare, none fall to the first, which tells the counts, the second, which sends entries,
+// and the last, which checks the sources.
 __device__ __forceinline__ void receive_all_entries(const Block& block) {
     const uint32_t last = block.view.parts - (block.view.parts >= block.op.ranks() + 3 ? 2 : 1);
 #pragma unroll 1
@@ -177,8 +177,8 @@ __device__ __forceinline__ void receive_all_entries(const Block& block) {
     }
 }
 
-// The other warps wait for the rows of all other sources. The scales of each source are another warp's, too, and
-// another block's of a token.
+// The other warps wait for the rows of all other sources. The scales of each source fall to a different warp, and to a
+// different block of a token.
 template <typename Rows>
 __device__ __forceinline__ void receive_rows(const Block& block, const Rows& rows) {
 #pragma unroll 1

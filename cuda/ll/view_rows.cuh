@@ -2,8 +2,8 @@
 //
 // The payload of a row is what stays in the view, in chunks as of a row without scales. Scales travel beside it, each
 // word in a packet of its own, and are copied to the caller's tensor: a cast has scales word by word, in several warps
-// and blocks. The packets of a bank lie behind all its rows. Their epochs are those of the operation, changed so that
-// memory in which kSentinel was stored has none: so nobody cleans them while the bank's rows keep their length
+// and blocks. The packets of a bank lie behind all its rows. Their epochs are the operation's xor kSentinel: memory
+// that holds kSentinel has epoch 0, which is none, so nobody cleans them while the bank's rows keep their length
 // (view.cuh).
 #pragma once
 
@@ -60,7 +60,7 @@ struct ForwardedView {
                 const Remote<uint64_t> to = scales_at_peer(block, peer, row) + first / sizeof(uint32_t);
 #pragma unroll
                 for (uint32_t i = 0; i < 4; i += 2) {
-                    // What nobody awaits might come when the bank is clean again.
+                    // A packet that nobody awaits might arrive when the bank is clean again.
                     if (first + i * sizeof(uint32_t) < view.rows.scale_bytes) {
                         put_values(to + i, scales_packet(block.op, part.word[i]),
                                    scales_packet(block.op, part.word[i + 1]));
@@ -125,7 +125,7 @@ struct CastView {
         Vec16 vec;
         const float most = part.largest_of_block(rows, chunk.holds());
         const uint32_t stored = part.cast(rows, most, vec);
-        // In the first lanes of 128 elements: a scale, or four exponents of 32; or in the first lane those of 512.
+        // Complete in the first lane of 128 elements: a scale, or four exponents of 32; or of 512: four of 128.
         const uint32_t first_lane = lane_idx() & ~(rows.block / kCastElements - 1);
         const bool has_block = (chunk.index * kWarpSize + first_lane) * sizeof(Vec16) < chunk.row_bytes;
         uint32_t word = has_block ? stored : 0;
@@ -153,7 +153,7 @@ __device__ __noinline__ static void store_scales(const ScaledRows& rows, uint8_t
     ScalePart{rows, rows.out, scales, first}.store_slowly({{w0, w1, w2, w3}});
 }
 
-// Whether the packets from `at` on of 16 bytes of scales have come, from byte `first` on; `part` are these then.
+// Whether the packets at `at` have come, of 16 bytes of scales from byte `first` on; `part` gets these bytes.
 __device__ __forceinline__ bool have_come(const Op& op, const ScaledRows& rows, const uint64_t* at, uint32_t first,
                                           Vec16& part) {
     bool has_come = true;

@@ -4,7 +4,7 @@
 // Kernels are templates over a network's type, `Net`, which has
 //     send     one thread: the message behind this header is packed
 //     arrived  one thread, before it uses a message: whether it is of the operation; if not, that is reported
-// None has to be told that a message was read: the hosts enqueue the receive into its room behind its readers.
+// No sender has to be told that a message was read: the hosts enqueue the next receive there behind its readers.
 #pragma once
 
 #include "../peer/fault.cuh"
@@ -20,7 +20,7 @@ __device__ __forceinline__ Byte* body_of(Byte* message) {
     return message + sizeof(MessageHeader);
 }
 
-// How a kernel reports that and tells all peers, if it has no way of its own.
+// How a kernel reports a failure and tells all peers, if it has no way of its own.
 struct ReportsApart {
     template <typename Common>
     __device__ __forceinline__ static void report(const Common& common, uint32_t fault, const Awaited& awaited,
@@ -61,12 +61,12 @@ struct NoNet {};
 // The hosts enqueue sends and receives between kernels (src/backend/net/two_sided). So a message has come when the
 // kernel begins; unless the exchange was ended, which leaves what lay there before, of an earlier epoch.
 struct TwoSided {
-    // The rest is the host's, which has it sent after the kernel.
+    // The host has it sent after the kernel.
     __device__ static void send(uint8_t* message, const MessageHeader& header) {
         *reinterpret_cast<MessageHeader*>(message) = header;
     }
 
-    // `rank` has sent it, which reports call `awaited.peer`. One of another operation may have the right size, too.
+    // `rank` has sent it; reports name it as `awaited.peer`. One of another operation may have the right size, too.
     template <typename Reports = ReportsApart, typename Common>
     __device__ static bool arrived(const Common& common, const MessageHeader& header, const MessageHeader& ours,
                                    const Awaited& awaited, uint32_t rank) {

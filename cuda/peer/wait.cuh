@@ -35,9 +35,9 @@ __device__ __forceinline__ bool is_or_follows(uint32_t number, uint32_t expected
     return static_cast<int32_t>(number - expected) >= 0;
 }
 
-// A clock read and a look at the failure mark cost more than a poll: one in this many polls.
+// Polls between looks at the clock and the failure mark, which cost more than a poll.
 constexpr uint32_t kPollsPerCheck = 64;
-// Instead of the time at which a wait has looked at the clock first: it must end without success.
+// Instead of the time at which a wait first read the clock: it must end without success.
 constexpr uint64_t kGivenUp = ~uint64_t{0};
 
 // What a wait does once in kPollsPerCheck polls: whether it must be given up. `start` is when it did so first, or 0;
@@ -122,9 +122,9 @@ __device__ __forceinline__ bool wait_as_warp(const Common& common, const Awaited
     });
 }
 
-// When a warp must give up its polls; all lanes ask together and get the same answer. It reports nothing by itself: a
-// call in a loop would have the compiler doubt in all of it that the warp is whole (cuda/README.md). So `report`
-// follows the loop.
+// When a warp must give up its polls; all lanes ask together and get the same answer. It reports nothing by itself:
+// with a call in a loop the compiler no longer knows the warp to be converged in all of it (cuda/README.md). So
+// `report` follows the loop.
 class Patience {
    public:
     // Asked once for each poll.
@@ -160,13 +160,13 @@ __device__ inline bool wait_for_flag(const Common& common, const uint32_t* flag,
 
 // Adds to the nanoseconds that this rank has waited for `rank` those since `start`.
 __device__ __forceinline__ void add_wait(uint64_t* waits, uint32_t rank, uint64_t start) {
-    // CUDA has it for this name of the type alone.
+    // CUDA's 64-bit atomicAdd takes this type only.
     atomicAdd(reinterpret_cast<unsigned long long*>(waits + rank),
               static_cast<unsigned long long>(globaltimer_ns() - start));
 }
 
-// A warp waits until `has_come(rank)`, in lanes, for all of so many ranks that `is_awaited`. Lanes poll in one loop:
-// what one does behind a loop of its own, such as to look at the clock, may happen when the last has left that.
+// A warp waits until `has_come(rank)`, a rank in each lane, for all ranks that `is_awaited`. Lanes poll in one loop:
+// after a loop of its own, a lane might read the clock only once the last lane has left that loop.
 template <typename IsAwaited, typename HasCome, typename KeepWaiting>
 __device__ __forceinline__ void wait_for_ranks(uint32_t ranks, IsAwaited is_awaited, HasCome has_come,
                                                KeepWaiting keep_waiting) {

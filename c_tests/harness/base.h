@@ -54,7 +54,7 @@ void ep_release(EpEnv* env);
 #define EP_TEST(name) EP_DEFINE_CASE(name, false, false)
 // Skipped, and reported as skipped, where there is no high throughput.
 #define EP_TEST_HT(name) EP_DEFINE_CASE(name, true, false)
-// Behind all others, as it leaves the process in another state.
+// Runs after all others, as it leaves the process in another state.
 #define EP_TEST_LAST(name) EP_DEFINE_CASE(name, false, true)
 
 typedef struct EpCase {
@@ -74,7 +74,7 @@ void ep_add_case(EpCase* added);
     }                                                                                    \
     static void name(__attribute__((unused)) EpEnv* env)
 
-// A case with `it`, which `open` makes of env before it and `close` ends behind it. `test` is one of the above.
+// A case with `it`, which `open` makes from env before the case and `close` ends after it. `test` is one of the above.
 #define EP_TEST_WITH(test, name, Type, it, open, close)     \
     static void name##_with(EpEnv* env, Type* it);          \
     test(name) {                                            \
@@ -218,7 +218,7 @@ void ep_upload(void* device, const void* host, size_t bytes);
 
 // ---- Gates (memory.c)
 
-// Blocks a stream until it is opened, which must be before it goes.
+// Blocks a stream until it is opened, which must happen before it is freed.
 typedef struct {
     bool is_open;
 } EpGate;

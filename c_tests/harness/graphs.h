@@ -6,7 +6,7 @@
 
 __BEGIN_DECLS
 
-// Begins a capture that other threads do not matter to. Where nothing can be captured: counts a skip and returns false.
+// Begins a capture that other threads cannot disturb. Where nothing can be captured: counts a skip and returns false.
 bool ep_begin_capture(cudaStream_t stream);
 bool ep_begin_capture_in(cudaStream_t stream, enum cudaStreamCaptureMode mode);
 cudaGraph_t ep_end_capture(cudaStream_t stream);

@@ -129,7 +129,7 @@ void ep_add_case(EpCase* added) {
     *at = added;
 }
 
-// Whether its name has one of the words behind the program's, if there are some, and none of those that begin with '-'.
+// Whether its name has one of the words after the program's name, if there are any, and none that begin with '-'.
 static bool is_wanted(const EpCase* it, int argc, char** argv) {
     bool has_word = false;
     bool all = true;
@@ -153,7 +153,7 @@ int ep_main(int argc, char** argv) {
     return ep_finish(&env);
 }
 
-// Of programs without their own.
+// For programs without a main of their own.
 __attribute__((weak)) int main(int argc, char** argv) { return ep_main(argc, argv); }
 
 bool ep_read_options(int argc, char** argv, const EpOption* options, size_t count, const char** word) {
@@ -212,8 +212,8 @@ void ep_set_mishap(EpMishap mishap, bool happens) {
 
 void ep_sync(const EpEnv* env) { EP_CHECK_CUDA(cudaStreamSynchronize(env->stream)); }
 
-// Without a GPU, where ranks share few cores, those that wait sleep. Elsewhere ranks must leave together, since some
-// take the time of what they do next.
+// Without a GPU, where ranks share few cores, waiting ranks sleep. Elsewhere ranks must leave together, since some then
+// measure the time of what they do next.
 void ep_barrier(void) {
     enum { kTurns = 50, kPauseUs = 50 };
     MPI_Request all;

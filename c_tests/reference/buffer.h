@@ -24,8 +24,8 @@ extern const RefElsewhere* ref_elsewhere;
 
 // All bytes of a new buffer are poison.
 RefBuffer ref_buffer_new(size_t bytes);
-// For what a call reads: without a zone behind it, so that on the CPU to read there faults, as to
-// write does (256-byte multiples are followed by a page that nobody may touch).
+// For what a call reads: without a guard zone behind it, so that on the CPU reading past the end faults, as writing
+// does (256-byte multiples are followed by a page that nobody may touch).
 RefBuffer ref_buffer_new_input(size_t bytes);
 void ref_buffer_free(RefBuffer* buffer);
 void* ref_buffer_data(const RefBuffer* buffer);

@@ -31,7 +31,7 @@ static bool is_wanted(const char* where) {
 
 bool ref_mapped_is_wanted(void) { return is_wanted("mapped") || is_wanted("mixed"); }
 
-// In every second buffer's place the ranks differ.
+// The ranks differ in every second buffer.
 static bool is_mapped(uint64_t number) {
     if (g_mapped.all || ep_mix(g_mapped.seed, number, 1) % 2 == 0) return true;
     return ep_mix(g_mapped.seed, number, 2 + g_mapped.rank) % 3 != 0;

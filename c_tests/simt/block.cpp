@@ -16,8 +16,8 @@ constexpr uint64_t kStepsAhead = 8;
 constexpr uint64_t kOneInYields = 4;
 constexpr uint64_t kOneInLingers = 8;
 constexpr useconds_t kLingerMicroseconds = 100;
-// So many blocks begin late, as if other work had their multiprocessor: by less than 2^n microseconds, any n below the
-// second number. Most kernels take that long.
+// One block in so many begins late, as if other work had its multiprocessor: by less than 2^n microseconds, any n below
+// the second number. Most kernels take that long.
 constexpr uint64_t kOneInLate = 16;
 constexpr uint64_t kMostLate = 12;
 // A block sleeps after so many polls for each thread that can go on: more would take the cores from those that it
@@ -89,7 +89,7 @@ uint32_t Block::PickReady() {
     return picked;
 }
 
-// Straight to the next: by way of the block, a switch would take twice as long.
+// Switches straight to the next fiber: by way of the block, that would take twice as long.
 void Block::SwitchOut() {
     const uint32_t left = thread_;
     if (ready_.empty()) Fail("no thread of the block can go on: " + WhereThreadsAre());

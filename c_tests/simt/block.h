@@ -93,7 +93,7 @@ class Block {
         uint32_t round = 0;
         std::vector<uint32_t> waiting;
     };
-    // What was given there is kept twice, so that a fast one's next value does not replace one that a slow one has
+    // What was given there is kept twice, so that a fast lane's next value does not replace one that a slow lane has
     // yet to read.
     struct MeetingOfWarp : Meeting {
         WarpValues values[2] = {};

@@ -44,8 +44,8 @@ constexpr std::size_t kStacksPerMapping = 32;
 constexpr std::size_t kSavedRegisters = 6;
 constexpr uint64_t kCanary = 0x5afe57ac5afe57ac;
 constexpr std::size_t kCanaryWords = 8;
-// The stacks of a mapping begin so far behind its first byte, so that none lies at the first byte of a page: its canary
-// would not lie in the page in which the stack below begins, and so take a page of its own.
+// Offset of a mapping's first stack, so that no stack lies at the first byte of a page: its canary would not share the
+// page in which the stack below begins, and so take a page of its own.
 constexpr std::size_t kFirstStack = kPage - 32;
 
 uint8_t* MapStacks() {

@@ -202,7 +202,7 @@ inline void bulk_store_wait() {
     block.bulk().WaitUntilWritten(block.thread(), Groups);
 }
 
-// That one is missing cannot be seen here.
+// A missing one cannot be noticed here.
 inline void fence_shared_before_bulk() {}
 inline void fence_global_before_bulk() {}
 #endif

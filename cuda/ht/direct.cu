@@ -1,8 +1,7 @@
 // High-throughput dispatch in groups with objects: the ranks make offers, and rows go straight to the peers' outputs,
 // or through rings (offers.cuh).
 //
-// Grid: as through rings; senders of rows that go straight are warps of `HtMapped::blocks` blocks, all others do the
-// rest.
+// Grid: as through rings; rows that go straight are sent by warps of the first blocks.
 
 #include "../base/entry.cuh"
 #include "direct_rows.cuh"

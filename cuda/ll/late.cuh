@@ -21,8 +21,7 @@ __device__ __forceinline__ void report_late(const Op& op, const Late& late) {
 }
 
 // A warp waits for what comes from a rank that has begun the operation; another warp notices if it has not. All lanes
-// call `has_come` together and get the same answer. False if the wait must be given up: `late` then lacks only what was
-// awaited.
+// call `has_come` together and get the same answer. False if given up: `late` then lacks only `awaited`.
 template <typename HasCome>
 __device__ __forceinline__ bool wait_as_warp_in(const WaitParams& wait, Late& late, HasCome has_come) {
     uint64_t start = 0;

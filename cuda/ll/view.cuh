@@ -15,9 +15,9 @@
 // - A dispatch owns its bank from then on. A combine cleans the bank if its owner is the handle's last rank-major
 //   dispatch, whose epoch the handle keeps (0 if its rows were copied). Each warp writes kSentinel over a chunk of the
 //   view after its own load of the same chunk of the caller's rows, which may be the view; if rows of the view have
-//   another length, over its share of them. The experts have read the view by then, as a view lives until the combine
-//   begins. Own rows stay, as nobody polls them. The combine leaves the bank alone if it has another owner, or if the
-//   combine's rows lie there with another length.
+//   another length, over its share of them. The experts have read the view by then, as it lives until the combine
+//   begins. Own rows stay, as nobody polls them. The combine leaves the bank alone if it has another owner, or if its
+//   rows lie there with another length.
 // - A dispatch to a bank that is not clean cleans it first, with all its blocks. So does one whose rows, or scales,
 //   have other lengths than the bank's last, and then all that those could reach: rows are then polled where own rows
 //   lay, or scales, which are not cleaned (view_rows.cuh). All ranks know of the lengths alike, so none goes by what

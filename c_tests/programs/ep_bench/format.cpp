@@ -43,7 +43,7 @@ const Format* Find(const std::string& name) {
     return found == kFormats.end() ? nullptr : found;
 }
 
-// What --cast names does not happen; empty if it does, or if nobody asked.
+// Why the cast that --cast names does not happen; empty if it does, or if nobody asked.
 std::string WhyNoCast(const Format* format, const DispatchRows& rows) {
     if (rows.cast.empty()) return "";
     if (rows.forward) return "--cast: with --forward nothing is cast";

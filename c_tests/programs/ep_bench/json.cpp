@@ -7,25 +7,23 @@
 //   cold, cold_queued  graph and queued between other code (--between code), or null
 //   host_call   inside the calls, on the calling thread
 //   create_handle  creation and destruction of one more handle; null in low latency
-// `tokens` is the largest number of `tokens_by_rank`; `max_tokens` is the group's bound, null if it
-// has none. `dtype` is that of the rows that a combine returns, `dispatch` the format of those that a
-// dispatch sends, `forward` whether they had it from the beginning. `cast` of the configuration says
-// who casts them (inside, outside), null if nobody does. `cast` of times is null unless that is
-// outside: the cast `alone`, followed by a `dispatch`, followed by both operations (`pair`); the
-// times beside it contain no cast. `library_bytes` is the memory of group, handle and first
-// operations, `tensor_bytes`
-// that of the program's tensors, `first_use_bytes` the memory left once the first group of the
-// process is gone. `blocks` are those of the largest kernels in captured graphs, null without
-// graphs; `channels` is the group's setting, null for the library's choice. `network` is null on
-// one node; else it has, for each operation, the bytes of a rank to other nodes: `once` of each
-// token to each other node with one of its experts, `sent` by the library (mean, and of the rank
-// with most) with gbps from the idle medians. `nccl_alone` times NCCL with the messages of `sent`.
+// `tokens` is the largest number of `tokens_by_rank`; `max_tokens` is the group's bound, null if it has none. `dtype`
+// is that of the rows that a combine returns, `dispatch` the format of those that a dispatch sends, `forward` whether
+// they had it from the beginning. `cast` of the configuration says who casts them (inside, outside), null if nobody
+// does. `cast` of times is null unless that is outside: the cast `alone`, followed by a `dispatch`, followed by both
+// operations (`pair`); the times beside it contain no cast. `library_bytes` is the memory of group, handle and first
+// operations, `tensor_bytes` that of the program's tensors, `first_use_bytes` the memory left once the first group of
+// the process is gone. `blocks` are those of the largest kernels in captured graphs, null without graphs; `channels` is
+// the group's setting, null for the library's choice. `network` is null on one node; else it has, for each operation,
+// the bytes of a rank to other nodes: `once` of each token to each other node with one of its experts, `sent` by the
+// library (mean, and of the rank with most) with gbps from the idle medians. `nccl_alone` times NCCL with the messages
+// of `sent`.
 #include "harness/nodes.h"
 #include "programs/ep_bench/report.h"
 
 namespace ep_bench {
 
-// A value in the form of the file. The functions are no local ones, so that each finds those below it by their types.
+// A value in the form of the file. The functions are members, so that each finds those below it by their types.
 struct Json {
     std::string text;
 };

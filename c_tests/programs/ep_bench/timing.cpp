@@ -254,7 +254,7 @@ double MostCodeUs() {
     return most;
 }
 
-// The times of operations each of which had code behind it that takes `code_us`.
+// The times of operations less the code behind each, which takes `code_us`.
 PacedTimes Without(double code_us, PacedTimes times) {
     times.dispatch.Subtract(code_us);
     times.combine.Subtract(code_us);

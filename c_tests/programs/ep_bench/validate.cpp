@@ -208,7 +208,7 @@ uint64_t Validation::WrongCast() const {
     return WrongScaled(session_.tokens, session_.scales, own);
 }
 
-// Replays have their view elsewhere, so its rows are compared after a call alone.
+// Replays have their view elsewhere, so its rows are compared only after a call.
 uint64_t Validation::WrongDispatch() const {
     uint64_t wrong = options_.low_latency() ? WrongCounts() : 0;
     if (options_.by_rank || !options_.low_latency()) wrong += WrongRouting();

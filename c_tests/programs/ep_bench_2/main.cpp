@@ -195,7 +195,7 @@ class Session {
     const Load load;
 };
 
-// Plays `play`, which is --ops operations, behind once more of it, which the host runs ahead of.
+// Times `play`, which is --ops operations, after playing it once more, during which the host runs ahead.
 ep_bench::Figures Time(const EpEnv& env, const Options& options, const Work& play) {
     cudaEvent_t start, end;
     EP_REQUIRE_CUDA(cudaEventCreate(&start));

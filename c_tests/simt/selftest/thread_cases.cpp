@@ -137,7 +137,7 @@ bool MoreThanAStack(uint64_t seed) {
 
 bool MoreThanAStackForAWhile(uint64_t seed) {
     return AllThreads(seed, 64, [] {
-        // Only of the thread below whose stack is none.
+        // Only for the thread whose stack has none below it.
         const auto low = [] {
             volatile uint8_t large[101 << 10];
             for (uint32_t i = 0; i < sizeof(large); ++i) large[i] = 1;

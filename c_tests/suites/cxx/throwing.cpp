@@ -20,7 +20,7 @@ EP_TEST(value_throws_what_was_refused) {
                  EP_CHECK_RESULT(refusal.code(), ncclInvalidArgument);
     }
     EP_CHECK(caught);
-    // An Error stays when others follow, and while the stack unwinds objects end.
+    // An Error keeps its text when others follow, and objects end as the stack unwinds.
     Result<unsigned> rows = handle.num_recv_tokens();
     const ncclEpHandle_t was = handle.get();
     try {

@@ -53,7 +53,7 @@ typedef struct {
     pthread_t thread;
 } Freed;
 
-// To free memory is to wait for the device, and holds up most other calls meanwhile.
+// Freeing memory waits for the device, and holds up most other calls meanwhile.
 static void* free_when_stuck(void* argument) {
     enum { kPauseUs = 1000, kMostMs = 500 };
     const Freed* freed = argument;

@@ -19,7 +19,7 @@ static bool is_called_by_library(const void* caller) {
     return dladdr(caller, &info) != 0 && info.dli_fname != NULL && strstr(info.dli_fname, "libnccl_ep.") != NULL;
 }
 
-// As at the limit of a container, for the library alone.
+// Fails as at the limit of a container, for the library alone.
 int pthread_create(pthread_t* thread, const pthread_attr_t* attributes, void* (*start)(void*), void* argument) {
     static _Atomic(int (*)(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*)) create;
     if (atomic_load(&g_refuses_threads) && is_called_by_library(__builtin_return_address(0))) return EAGAIN;
@@ -65,7 +65,7 @@ DEATH_WORK_CASE(stalls_where_no_thread_is_left, kVictimLives) {
     finish_behind_a_stall(self, run);
 }
 
-// A device whose memory is freed takes no copy, by which it would learn of the failures.
+// While its memory is freed a device takes no copy, by which it would learn of the failures.
 DEATH_CASE(several_groups_lose_a_rank_while_memory_is_freed, kVictimDies) {
     allow_for_a_free(self);
     // The kernels of so many groups need not fit on a GPU together: the last begin when the first have given up.

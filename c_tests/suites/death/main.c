@@ -76,7 +76,7 @@ DEATH_WORK_CASE(dies_while_others_wait, kVictimDies) {
     finish_survivor(self, run);
 }
 
-// To free memory is to wait for the device, and holds up other calls of the process meanwhile.
+// Freeing memory waits for the device, and holds up other calls of the process meanwhile.
 DEATH_WORK_CASE(dies_while_memory_is_freed, kVictimDies) {
     allow_for_a_free(self);
     ref_prepare_dispatch(run);

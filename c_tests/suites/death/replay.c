@@ -39,7 +39,7 @@ DEATH_WORK_CASE(dies_before_a_replay, kVictimDies) {
     finish_survivor(self, run);
 }
 
-// To free memory is to wait for the replay, and holds up most calls of the driver meanwhile.
+// Freeing memory waits for the replay, and holds up most calls of the driver meanwhile.
 DEATH_WORK_CASE(dies_before_a_replay_and_a_free, kVictimDies) {
     allow_for_a_free(self);
     const EpCaptured captured = captured_pair(run);

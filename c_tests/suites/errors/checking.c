@@ -73,7 +73,7 @@ static bool is_all(const uint8_t* bytes, size_t count, int byte) {
     return true;
 }
 
-// Whether of `output`, rows of `row` bytes, exactly those are `byte` that are beyond the counter.
+// Whether exactly those rows of `output`, of `row` bytes each, that are beyond the counter consist of `byte`.
 static bool unread_are(const Session* session, const void* output, size_t row, int byte) {
     int32_t counts[kLocalExperts];
     ep_download(counts, session->counter, sizeof(counts));

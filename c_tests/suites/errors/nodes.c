@@ -1,6 +1,6 @@
 // Ranks of several nodes that do not do the same. A rank or a whole node calls something else than the others, whose
 // messages may have the same sizes. Every rank gets an error within the deadline and a second, and a new group works.
-// So it is where a stream does not come to what ranks tell each other, after twice the deadline.
+// The same holds where a stream never reaches what ranks tell each other, after twice the deadline.
 #include "harness/nodes.h"
 
 #include "suites/errors/errors.h"

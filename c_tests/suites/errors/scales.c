@@ -139,8 +139,8 @@ static void change_scales(CallTensors* tensors) {
     }
 }
 
-// The odd rank sends long rows, the others short ones, which take half a slot of the receiver's ring:
-// what says which scales rows have lies elsewhere then.
+// The odd rank sends long rows, the others short ones, which take half a slot of the receiver's ring: so the word that
+// says which scales rows have lies elsewhere.
 static void scales_of_long_rows(const EpEnv* env) {
     enum { kLong = 1984, kMost = 2048 };
     Session session = open_session(env, NCCL_EP_ALGO_HIGH_THROUGHPUT);

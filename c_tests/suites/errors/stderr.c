@@ -1,6 +1,6 @@
-// What a refusal prints: one line on stderr if NCCL_DEBUG asks for warnings, otherwise nothing; and what variables
-// print that are set in vain. The library reads NCCL_DEBUG once per process, so this program is started again for each
-// setting.
+// What a refusal prints: one line on stderr if NCCL_DEBUG asks for warnings, otherwise nothing; and what is printed for
+// variables that have no effect. The library reads NCCL_DEBUG once per process, so this program is started again for
+// each setting.
 #define _GNU_SOURCE  // environ, fileno
 #include <spawn.h>
 #include <sys/wait.h>

@@ -145,8 +145,8 @@ EP_TEST(all_bfloat16) {
     }
 }
 
-// High throughput has loops of its own around the same cast. Every token travels, and each dispatch
-// has the seed, so the order of the numbers, after the last one's.
+// High throughput has loops of its own around the same cast. Every token travels, and each dispatch has the next seed,
+// and so another order of the numbers.
 EP_TEST_HT(all_bfloat16_ht) {
     const RefFormat first = every_number(0);
     REF_SCOPED RefRun run = open_run(env, &first, kEveryTokens, ref_ht_as(kHtRowsExact, kHtNoCounter, 0));

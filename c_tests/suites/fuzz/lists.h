@@ -87,7 +87,7 @@ class List {
 
 struct Lists {
     List in, out, local;
-    // Whether a change could make of wrong scales right ones that do not fit their memory.
+    // Whether further changes could turn wrong scales into right ones that do not fit their memory.
     bool are_final = false;
 
     std::string Change(ep::Dice& dice, bool any_empty);

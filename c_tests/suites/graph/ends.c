@@ -53,7 +53,7 @@ static void close_group(Pair* pair) {
 }
 
 // As another group is busy, the network of the group that has ended cannot be freed yet. Whenever it is, NCCL's own
-// threads end a capture which the calls of all threads matter to. So that must not be before the busy group ends.
+// threads end a capture that calls of any thread can disturb. So that must not be before the busy group ends.
 EP_TEST(a_group_ends_beside_a_capture) {
     if (ep_on_fake_nccl()) {
         ep_skip("the gate is a host function, behind which fake_nccl's all-gathers wait");

@@ -53,8 +53,8 @@ bool close_trip(Trip* trip);
 // Checks a last trip and the end.
 void finish_trip(Trip* trip);
 
-// Resources of the process. What each of several batches adds to its memory, at the least; so what
-// is only made once does not count.
+// Resources of the process. The least that any of several batches adds to its memory; so what is only made once does
+// not count.
 enum { kBatches = 4 };
 // Call it before any thread starts; otherwise freed memory cannot be given back.
 void use_one_heap(void);

@@ -50,8 +50,8 @@ EP_TEST(views_without_tokens) {
     in_every_order(&run);
 }
 
-// Rows with scales stay, or are copied where these are many: between the former, so that banks stay as they were.
-// Lengths change, and combines have rows of another one.
+// Rows with scales stay, or are copied where scales are many; the copied ones come in between, so that banks stay as
+// they were. Lengths change, and combines have rows of another length.
 static void in_all_formats(const EpEnv* env, unsigned max_tokens, uint64_t seed) {
     enum { kFormats = 12, kMostBytes = 4096 };
     const Shape shape = {2, max_tokens, 4, ncclBfloat16, kMostBytes / 2, kRefMessy, true};
@@ -60,7 +60,7 @@ static void in_all_formats(const EpEnv* env, unsigned max_tokens, uint64_t seed)
     run.shape.hidden = 64;  // of combines
     for (unsigned i = 0; i < kFormats; ++i) {
         RefFormat format = ref_format_draw(820 + i, kMostBytes);
-        // Rows as long as those of combines: these leave own ones, among which longer ones come then.
+        // Rows as long as those of combines, which leave own rows: longer rows then arrive among these.
         if (i % 2 == 0) format = ref_format_opaque(ncclUint8, i % 4 == 0 ? 128 : kMostBytes);
         ref_run_set_format(&run, &format);
         ref_dispatch(&run);  // compared before anything else can bring late rows
@@ -71,8 +71,8 @@ static void in_all_formats(const EpEnv* env, unsigned max_tokens, uint64_t seed)
 
 EP_TEST(views_formats) { in_all_formats(env, 7, 720); }
 
-// Of a bank's first rows some come before a block begins, which must not take them for rows of another length. Before
-// such ones come the bank is cleaned, by all blocks.
+// Some of a bank's first rows arrive before a block begins, which must not take them for rows of another length. Before
+// rows of another length arrive the bank is cleaned, by all blocks.
 EP_TEST(views_beside_a_late_block) {
     enum { kRounds = 12, kStepMicroseconds = 60, kLengths = 5 };
     const Shape shape = {2, 5, 4, ncclBfloat16, 1200, kRefDistinct, false};
@@ -241,8 +241,8 @@ static void play_combine(void* context) {
     EP_CHECK_NCCL(ref_launch_combine(context, kRefWhole, run->env->stream));
 }
 
-// A combine in a graph of its own is about the bank that was filled when it was captured, which the handle's last
-// dispatch need not have filled.
+// A combine in a graph of its own uses the bank that was filled when it was captured, which the handle's last dispatch
+// need not have filled.
 EP_TEST(views_of_a_captured_combine) {
     enum { kRounds = 3 };
     const Shape shape = {2, 65, 4, ncclBfloat16, 264, kRefDistinct, false};

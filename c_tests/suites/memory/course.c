@@ -47,7 +47,7 @@ static void make_piece(Course* course, unsigned place) {
     EP_CHECK_EQ_I64(object_at(course->group, piece->memory), place);
 }
 
-// A rank by chance asks for nothing, or ends what is none; all get an error, and go on.
+// A random rank asks for nothing, or ends something that is no object; all get an error, and go on.
 static void refuse(Course* course, const Piece* known) {
     const uint64_t draw = ep_random(&course->dice);
     const bool is_mine = (int)(draw % (unsigned)course->env->size) == course->env->rank;

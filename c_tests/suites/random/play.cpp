@@ -194,7 +194,7 @@ class Play {
         handle.run.by_rank = course_.OneIn(3);
         course_.Note(stage ? "send dispatch" : "dispatch", i);
         if (handle.run.by_rank) course_.Note("rank-major", i);
-        // The same on every rank; no die, so that the courses of seeds stay.
+        // The same on every rank; not drawn, so that a seed's course stays as it is.
         handle.run.as_view = views_++ % 3 != 0;
         Launch(i, true, stage ? kRefStaged : kRefWhole);
         handle.dispatched = true;

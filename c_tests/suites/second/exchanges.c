@@ -164,7 +164,7 @@ EP_TEST(handles_take_turns) {
     take_turns(env, true);
 }
 
-// What is behind the bound is still poison, with zones all is, and the next call tells.
+// What lies beyond the bound is still poison, with zones everything is, and the next call reports it.
 static void overflow(const EpEnv* env, const Case* test, uint64_t seed) {
     const bool is_full = env->rank == env->size - 1;
     Run run;

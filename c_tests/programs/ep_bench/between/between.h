@@ -6,8 +6,8 @@
 
 namespace ep_bench {
 
-// There are several, equal but for their code, which take turns: one that followed itself would find there what the
-// operation in between has not displaced, so that the displacement would count as time of the operation.
+// Several kernels, equal but for their code, take turns: one that followed itself would find the code that the
+// operation in between has not displaced, so that displacement would count as time of the operation.
 constexpr unsigned kCodes = 2;
 
 // Enqueues number `turn` modulo kCodes. Without a GPU there is nothing to enqueue.

@@ -74,7 +74,7 @@ def _combine_weighted(handle: EpHandle, rows: torch.Tensor, weights: torch.Tenso
 
 
 class _Operation(torch.autograd.Function):
-    """Of a handle and tensors. Each is linear, and the gradient of one is another, which has gradients in turn."""
+    """Of a handle and tensors. Each is linear; its gradient is another, which has gradients in turn."""
 
     @classmethod
     def vmap(cls, info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> Any:

@@ -31,7 +31,7 @@ class Choice:
     """A variant and a launch shape; what is None or 0 is left to the library.
 
     `blocks`, an SM each, of which `send_blocks` send; `threads` of a block. `in_order`: the kernel is not launched while
-    the one before it on its stream runs, as those of LL on one node are.
+    the one before it on its stream runs, as kernels of LL on one node otherwise are.
     """
 
     variant: VariantName | None = None
@@ -107,7 +107,7 @@ def number_of(operation: OperationName) -> int:
 
 
 def in_c(select: Selector | None) -> Any:
-    """A selector as C calls it. What it raises is printed, and it has chosen nothing then."""
+    """A selector as C calls it. What it raises is printed, and counts as no choice."""
     if select is None:
         return ncclEpSelect_t()
 
@@ -126,7 +126,7 @@ def in_c(select: Selector | None) -> Any:
 @contextlib.contextmanager
 def chosen(handle: EpHandle[Any], name: Literal["dispatch", "combine"], choice: Choice,
            tokens: Any) -> Iterator[None]:
-    """`choice` is set for an operation of the handle's group, and then what was set before."""
+    """Sets `choice` for an operation of the handle's group, and afterwards what was set before."""
     if is_traced() and not runs_now(tokens):
         raise ValueError("choice: not in compiled code, where group.set_choice serves")
     group = handle.group

@@ -66,14 +66,14 @@ def check_differentiable(algorithm: str, operation: str, plain: bool) -> None:
 
 
 def without_transforms() -> AbstractContextManager[object]:
-    """Code that torch.func does not see: in others each new tensor is of a transform, and has no memory."""
+    """Code that torch.func does not see: elsewhere each new tensor belongs to a transform, and has no memory."""
     from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
     return temporarily_clear_interpreter_stack()
 
 
 def plain_ids(topk_idx: torch.Tensor) -> torch.Tensor:
-    """The memory of ids that torch.func passes, as those have no gradient."""
+    """The plain ids behind those that torch.func passes; ids have no gradient."""
     functorch = torch._C._functorch
     while functorch.is_functorch_wrapped_tensor(topk_idx):
         if functorch.is_batchedtensor(topk_idx):

@@ -279,13 +279,13 @@ class EpGroup(Generic[Mode]):
 
     def time_waits(self, waits: torch.Tensor | None) -> None:
         """From now on each low-latency dispatch adds to `waits`, int64 [R], kept as `rows` of `count_rows`, how many
-        nanoseconds it waits until each source rank has told what comes from there: what that has begun later. None ends
+        nanoseconds it waits until each source rank has told what comes from there: how much later that began. None ends
         that. Local. Over several nodes waits for the network come before, and are not among them."""
         self._add_to("waits", waits, self.world_size, self.library.ncclEpGroupTimeWaits)
 
     def time_combine_waits(self, waits: torch.Tensor | None) -> None:
-        """The same of combines: how many nanoseconds each waits until another rank has begun it, too, in high throughput
-        until the first row comes from there. Over several nodes high throughput times the ranks of its own."""
+        """The same of combines: how many nanoseconds each waits until each rank has begun it, in high throughput until
+        its first row comes. Over several nodes high throughput times only the ranks of its own node."""
         self._add_to("waits", waits, self.world_size, self.library.ncclEpGroupTimeCombineWaits)
 
     def _add_to(self, name: str, totals: torch.Tensor | None, length: int, function: Callable[..., None]) -> None:

@@ -112,7 +112,7 @@ class Heap:
                 self._join(left)
 
     def _join(self, at: int) -> None:
-        """Makes one of the free ranges `at` and behind it, if they are neighbours."""
+        """Merges the free ranges `at` and after it, if they are neighbours."""
         if not 0 <= at < len(self._free) - 1:
             return
         left, right = self._free[at:at + 2]

@@ -224,7 +224,7 @@ def _passes(shape: Shape, place: _Place) -> tuple[int, int]:
 
 
 def _words(place: _Place) -> list[Item]:
-    """Over several nodes ranks of one leave each other by words in windows of their own."""
+    """Over several nodes the ranks of one node tell each other that they leave, in windows of their own."""
     return [Item("window of words", PAGE)] if place.locals > 1 else []
 
 

@@ -30,7 +30,7 @@ class Routed(Generic[Mode]):
 
     def __init__(self, group: EpGroup[Mode], topk_idx: torch.Tensor | None = None, *, counts: torch.Tensor | None = None,
                  stream: Any = None, expert_alignment: int | None = None) -> None:
-        """Of these ids; with an `expert_alignment`, which may be 0, without a routing."""
+        """For these ids; with an `expert_alignment`, even 0, without a routing."""
         self._handle: Any = None
         self._staged: list[torch.Tensor] = []
         self._staged_on: int | None = None

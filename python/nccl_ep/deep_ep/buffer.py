@@ -157,8 +157,8 @@ class Buffer(Sharing):
         """x bfloat16 [T, H] to rows [L, R*M, H], with `use_fp8` e4m3 and scales by columns; counts
         int32 [L]; a handle, an event, and a hook that receives if it is asked for.
 
-        All ranks ask alike. Two operations may be in flight. To `dispatch_wait_recv_cost_stats`, int64 [R], come the
-        nanoseconds of `EpGroup.time_waits`.
+        All ranks ask alike. Two operations may be in flight. The nanoseconds of `EpGroup.time_waits` are added to
+        `dispatch_wait_recv_cost_stats`, int64 [R].
         """
         cast = low_latency.cast_name(use_fp8, round_scale, use_ue8m0)
         timing = Timing(self._comm, async_finish, return_recv_hook)
@@ -177,8 +177,8 @@ class Buffer(Sharing):
                             ) -> tuple[torch.Tensor, EventOverlap, Hook | None]:
         """x bfloat16 [L, R*M, H] to weighted sums [T, H], an event and a hook, as in dispatch.
 
-        The ids are those of the dispatch; rows travel as they are also with `use_logfmt`. To
-        `combine_wait_recv_cost_stats`, int64 [R], come the nanoseconds of `EpGroup.time_combine_waits`.
+        The ids are those of the dispatch; rows travel as they are also with `use_logfmt`. The nanoseconds of
+        `EpGroup.time_combine_waits` are added to `combine_wait_recv_cost_stats`, int64 [R].
         """
         slot = _slot(handle)
         timing = Timing(self._comm, async_finish, return_recv_hook)

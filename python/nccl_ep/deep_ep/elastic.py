@@ -34,7 +34,7 @@ class EPHandle:
     num_unaligned_recv_tokens_per_expert   int32 [L]
     num_recv_tokens, num_expanded_tokens   rows; without a wait of the host those that tensors have
 
-    If expanded, nobody knows how many tokens the rows are of: the second and `num_recv_tokens` are None.
+    If expanded, the number of tokens that the rows are of is unknown: the second and `num_recv_tokens` are None.
     """
 
     do_expand: bool

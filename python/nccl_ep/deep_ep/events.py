@@ -1,6 +1,6 @@
 """`EventHandle` and `EventOverlap`, and how operations run beside the current stream.
 
-On the CPU every operation has finished when its call returns, so events are nothing there.
+On the CPU every operation has finished when its call returns, so events do nothing there.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Low-latency handles for calls that bring their own ids.
 
-A handle is bound to memory of ids and to a number of tokens. So there are some for each number; a
-dispatch takes one and copies its ids in, and its combine gives it back. Until another dispatch takes it, it
-can be combined again. Over several nodes making one is
-collective and the number of tokens belongs to it, so all are for M tokens there, and ids of -1 fill up.
+A handle is bound to memory of ids and to a number of tokens. So there are some for each number; a dispatch takes one
+and copies its ids in, and its combine gives it back. Until another dispatch takes it, it can be combined again. Over
+several nodes making one is collective and fixes the number of tokens, so all are for M tokens there, padded with ids
+of -1.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class Slot:
             self.release()
 
     def padded(self, rows: torch.Tensor) -> torch.Tensor:
-        """`rows` [T, ..] for the tokens of the handle, of which those behind T have no ids."""
+        """`rows` [T, ..] padded to the tokens of the handle; those after T have no ids."""
         return padded(rows, self._place.handle.num_tokens)
 
     def __getitem__(self, place: object) -> Any:

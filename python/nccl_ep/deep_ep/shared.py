@@ -1,8 +1,8 @@
 """The communicator and groups of a process group, which all its `Buffer`s share.
 
 Programs make Buffers anew and forget to destroy them, and closing is collective. So groups are made
-when an operation first needs them, which all ranks do alike, and closed when the last of the Buffers that
-are destroyed explicitly is, unless there was one that is not.
+when an operation first needs them, which all ranks do alike, and closed with the last Buffer that is
+destroyed explicitly, unless there was one that is not.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-//! What each thread of the unit tests asks of the allocator.
+//! Counts how often each thread of the unit tests calls the allocator.
 #![allow(unsafe_code)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -13,18 +13,18 @@ thread_local! {
     static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
 }
 
-/// The system's allocator, which counts what each thread asks of it.
+/// The system's allocator, with a count of calls per thread.
 struct Counting;
 
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
 fn count() {
-    // A thread that is ending has no count.
+    // The count of a thread that is ending is gone already.
     let _ = ALLOCATIONS.try_with(|it| it.set(it.get() + 1));
 }
 
-// SAFETY: passes everything on.
+// SAFETY: forwards every call to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();

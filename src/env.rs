@@ -1,7 +1,7 @@
 //! Every environment variable that the library reads, as one immutable struct.
 //!
-//! A group reads it once, when it is created; `log` and `nvtx` once per process. No other module asks the
-//! system for variables. `docs/env.md` lists the same names; a test compares.
+//! A group reads it once, at its creation; `log` and `nvtx` once per process. No other module reads variables from the
+//! system. `docs/env.md` lists the same names; a test compares.
 
 mod later;
 
@@ -27,19 +27,19 @@ pub struct Env {
     pub check: bool,
     /// `NCCL_EP_PROGRAMMATIC`: whether kernels may be launched while those before them run.
     pub programmatic: bool,
-    /// Of the later interface: budgets of SMs, and contradictions.
+    /// Variables of the later interface: budgets of SMs, and contradictions.
     pub later: LaterEnv,
     /// `NCCL_HOSTID`: replaces the machine's boot id when ranks are grouped into nodes.
     pub host_id: Option<String>,
-    /// `NVTX_INJECTION64_PATH`: the library of a profiler that wants to hear of ranges.
+    /// `NVTX_INJECTION64_PATH`: the library of a profiler that listens for ranges.
     pub nvtx_injection: Option<String>,
     /// `NCCL_DEBUG`: what is printed.
     pub verbosity: Verbosity,
-    /// `NCCL_DEBUG_FILE`: where to, instead of stderr; `%h` and `%p` are not replaced yet.
+    /// `NCCL_DEBUG_FILE`: the file for it, instead of stderr; `%h` and `%p` are still unexpanded.
     pub debug_file: Option<String>,
 }
 
-/// What the library prints; each includes those before it, except that only `Version` prints the version alone.
+/// What the library prints; each level includes those before it, but only `Version` prints the version alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Verbosity {
     Nothing,
@@ -62,7 +62,7 @@ impl Verbosity {
     }
 }
 
-/// A variable that is set in vain.
+/// A variable that is set without effect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unused {
     pub name: String,
@@ -73,16 +73,16 @@ pub struct Unused {
 /// What is wrong with a variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
-    /// Its value; such ones are allowed.
+    /// Its value is not allowed; these are.
     Value(&'static str),
-    /// Its name; this one may be meant.
+    /// Its name is unknown; this one may be meant.
     Name(Option<&'static str>),
 }
 
-/// Names that begin so are the project's.
+/// The prefix of the project's own variables.
 const PREFIX: &str = "NCCL_EP_";
 const NCCL_LIBRARY: &str = "NCCL_EP_NCCL_LIBRARY";
-/// Those that are read elsewhere: by [`nccl_library`], the Python package, the build, scripts.
+/// Those read elsewhere: by [`nccl_library`], the Python package, the build, scripts.
 const OTHERS: [&str; 11] = [
     NCCL_LIBRARY,
     "NCCL_EP_ARCHS",
@@ -103,7 +103,7 @@ impl Env {
         Self::from_reader(&mut Reader::new(&of_process))
     }
 
-    /// The same, and what is set in vain.
+    /// The same, and the variables that are set without effect.
     pub fn read_and_check() -> (Self, Vec<Unused>) {
         let names = std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned());
         Self::checked(names.collect(), &of_process)
@@ -123,7 +123,7 @@ impl Env {
         (env, unused.into_iter().chain(unknown).collect())
     }
 
-    /// Empty values, and those that are not allowed, count as unset.
+    /// Empty and invalid values count as unset.
     fn from_reader(reader: &mut Reader<'_>) -> Self {
         let timeout_ms = reader.number("NCCL_EP_TIMEOUT_MS", "milliseconds, 1 or more");
         let ll_combine = reader.value("NCCL_EP_LL_COMBINE", "reduce or exact", LlCombineMode::named);
@@ -163,20 +163,20 @@ fn later_env(reader: &mut Reader<'_>) -> LaterEnv {
     }
 }
 
-/// `NCCL_EP_NCCL_LIBRARY`: the file of the NCCL to use, read when this process's first group is created.
+/// `NCCL_EP_NCCL_LIBRARY`: path of the NCCL to use, read when the process creates its first group.
 pub fn nccl_library() -> Option<Vec<u8>> {
     let path = std::env::var_os(NCCL_LIBRARY)?.into_vec();
     (!path.is_empty()).then_some(path)
 }
 
-/// Gives the value of a variable.
+/// Looks up the value of a variable.
 type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
 
 fn of_process(name: &str) -> Option<String> {
     std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
 }
 
-/// Reads variables; remembers which, and those whose values are not allowed.
+/// Reads variables; records their names, and those with invalid values.
 struct Reader<'a> {
     lookup: Lookup<'a>,
     asked: Vec<&'static str>,
@@ -193,7 +193,7 @@ impl<'a> Reader<'a> {
         (self.lookup)(name).filter(|value| !value.is_empty())
     }
 
-    /// What `parse` makes of the value of `name`; such as are `allowed` give something.
+    /// The value of `name` as parsed; one that does not parse is recorded as unused, with what is `allowed`.
     fn value<T>(
         &mut self,
         name: &'static str,
@@ -223,7 +223,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// The one of `names` that `name` may mean: one begins with the other, or few letters differ.
+/// The most similar of `names`: one is a prefix of the other, or few letters differ.
 fn most_alike(name: &str, names: &[&'static str]) -> Option<&'static str> {
     const FEW: usize = 2;
     let distance_to = |other: &str| {

@@ -1,7 +1,7 @@
-//! Whether this process was forked from one that had made a group.
+//! Detects processes forked from one that had created a group.
 //!
-//! A child has none of its parent's threads, any lock may be held for ever by one of them, and CUDA does not work there.
-//! So in a child every call must be refused before it touches anything. An ABI asks first of all.
+//! In a child no thread of the parent exists, any lock may be held forever by one of them, and CUDA does not work. So a
+//! child must refuse every call before it touches anything; each ABI checks first.
 #![allow(unsafe_code)]
 
 use crate::error::refusal::{InSequence, Subject};
@@ -11,12 +11,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 static IS_CHILD: AtomicBool = AtomicBool::new(false);
 
-/// From now on the children of this process are told from it.
+/// Marks all children that this process forks from now on.
 pub fn watch() {
     static WATCHED: Once = Once::new();
     WATCHED.call_once(|| {
-        // SAFETY: the handler is a function of this library, and the C library forgets it when the library is unloaded.
-        // Without memory for it children are not told from their parents.
+        // SAFETY: the handler is a function of this library; the C library drops it when the library is unloaded. If
+        // registration fails for lack of memory, children go undetected.
         unsafe { libc::pthread_atfork(None, None, Some(note_child)) };
     });
 }
@@ -30,7 +30,7 @@ pub fn is_child() -> bool {
     IS_CHILD.load(Ordering::Relaxed)
 }
 
-/// Refuses such a child.
+/// Refuses calls in such a child.
 pub fn check() -> Result<()> {
     if is_child() { Err(Error::usage(Subject::Process, InSequence::NotForked)) } else { Ok(()) }
 }

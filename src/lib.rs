@@ -1,7 +1,7 @@
-//! Expert-parallel (MoE) dispatch and combine: the core, which no ABI shows through.
+//! Expert-parallel (MoE) dispatch and combine: the core, independent of any ABI.
 //!
-//! An ABI is a separate crate over this one (`abi/`): it reads C's arguments, calls `session`, and puts
-//! refusals into its own words. Arrows go down only (`tests/layering.rs`).
+//! Each ABI is a separate crate on top (`abi/`): it reads C's arguments, calls `session`, and puts refusals into its
+//! own words. Dependencies point down only (`tests/layering.rs`).
 //!
 //! ```text
 //! C program -> abi/*: exported functions, raw structs, numbers for objects, texts
@@ -10,8 +10,8 @@
 //!   -> backend   trait; siblings host (shared memory, also the oracle) and cuda
 //! ```
 //!
-//! `model` is the vocabulary that all of them share; `tuning` has the launch shapes measured on this
-//! machine. See `docs/architecture.md`.
+//! `model` is the vocabulary that all of them share; `tuning` holds the launch shapes measured on this machine. See
+//! `docs/architecture.md`.
 
 // Its only callers are the ABIs beside it: a name that says it all needs no comment.
 #![allow(missing_docs)]

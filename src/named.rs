@@ -1,6 +1,6 @@
-//! Enums whose variants have numbers, which other ranks, callers or files know, and names.
+//! Enums whose variants have names, and numbers that other ranks, callers or files know.
 
-/// Defines one from a table of its variants.
+/// Defines an enum from a table of its variants.
 #[macro_export]
 macro_rules! named {
     ($(#[$of:meta])* $name:ident: $($(#[$doc:meta])* $variant:ident = $number:literal, $text:literal;)+) => {
@@ -10,7 +10,7 @@ macro_rules! named {
         pub enum $name { $($(#[$doc])* $variant = $number),+ }
 
         impl $name {
-            /// All, in the order of their numbers.
+            /// All variants, by number.
             pub const ALL: [Self; [$($number),+].len()] = [$(Self::$variant),+];
 
             pub const fn name(self) -> &'static str {

@@ -1,8 +1,8 @@
-//! Named ranges on the host's time line of a profiler, by NVTX's interface between programs and tools.
+//! Named ranges on a profiler's host timeline, through NVTX's interface between programs and tools.
 //!
-//! A tool names its library in `NVTX_INJECTION64_PATH`. The library is loaded by the first range, is
-//! shown tables of places for its functions, and fills those that it wants. Without one, a range costs a
-//! look at a cell. The numbers are those of NVTX 3's headers, with which `c_tests/nvtx` compares them.
+//! A tool names its library in `NVTX_INJECTION64_PATH`. The first range loads the library, offers it tables of function
+//! slots, and the tool fills the slots that it wants. Without a tool a range costs a look at a cell. The numbers are
+//! those of NVTX 3's headers, with which `c_tests/nvtx` compares them.
 #![allow(unsafe_code)]
 
 use crate::env::Env;
@@ -11,15 +11,15 @@ use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// The version of the interface, as tools ask for it.
+/// The interface version that tools ask for.
 const VERSION: u16 = 3;
 /// Tables that a tool may ask for.
 const CALLBACKS: c_uint = 1;
 const VERSION_INFO: c_uint = 3;
-/// Places of each module of functions, of which the first is not used.
+/// Slots of each module's table; the first slot is unused.
 const PLACES: [usize; 7] = [0, 16, 9, 15, 7, 16, 7];
 const MOST_PLACES: usize = 16;
-/// The module with functions for domains, and the places of those that are called here.
+/// The module of domain functions, and the slots of those called here.
 const DOMAINS: usize = 5;
 const PUSH: usize = 4;
 const POP: usize = 5;
@@ -49,10 +49,10 @@ type Create = unsafe extern "C" fn(*const c_char) -> *mut c_void;
 type Push = unsafe extern "C" fn(*mut c_void, *const Attributes) -> c_int;
 type Pop = unsafe extern "C" fn(*mut c_void) -> c_int;
 
-/// Where a tool puts its functions.
+/// The slots that a tool fills with its functions.
 static FUNCTIONS: [[AtomicPtr<c_void>; MOST_PLACES]; PLACES.len()] =
     [const { [const { AtomicPtr::new(null_mut()) }; MOST_PLACES] }; PLACES.len()];
-/// The addresses of these places by module; a NULL instead of the first, and one behind the last.
+/// The addresses of these slots by module, with NULL for the unused first slot and NULL behind the last.
 static TABLES: Lazy<[[usize; MOST_PLACES + 1]; PLACES.len()]> = Lazy::new(|| {
     let mut tables = [[0; MOST_PLACES + 1]; PLACES.len()];
     for ((table, places), count) in tables.iter_mut().zip(&FUNCTIONS).zip(PLACES) {
@@ -76,7 +76,7 @@ struct VersionTable {
     tell: extern "C" fn(u32),
 }
 
-/// Shows a tool the places of a module's functions; 0 if there is no such module.
+/// Gives a tool the slots of a module's functions; returns 0 if there is no such module.
 ///
 /// # Safety
 /// The pointers are NULL or writable.
@@ -94,10 +94,10 @@ unsafe extern "C" fn functions_of(module: c_uint, table: *mut *const usize, size
     1
 }
 
-/// A tool tells its version, which makes no difference.
+/// A tool reports its version, which makes no difference.
 extern "C" fn hear(_version: u32) {}
 
-/// Shows a tool the table `id`; NULL for others.
+/// Gives a tool the table `id`; NULL for unknown ids.
 extern "C" fn table(id: c_uint) -> *const c_void {
     static CALLBACK_TABLE: CallbackTable = CallbackTable { size: size_of::<CallbackTable>(), functions: functions_of };
     static VERSION_TABLE: VersionTable =
@@ -119,10 +119,10 @@ struct Tool {
 static TOOL: OnceCell<Option<Tool>> = OnceCell::new();
 
 impl Tool {
-    /// The tool that the environment names, if it wants to hear of ranges.
+    /// The tool that the environment names, if it listens for ranges.
     fn find() -> Option<Self> {
         let path = CString::new(Env::read().nvtx_injection?).ok()?;
-        // SAFETY: NUL-terminated. The user wants this library to run in the process.
+        // SAFETY: NUL-terminated. The user asked for this library to run in the process.
         let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_LAZY) };
         if library.is_null() {
             return None;
@@ -137,9 +137,9 @@ impl Tool {
         Self::attach(initialize)
     }
 
-    /// Shows the tables to a tool.
+    /// Offers the tables to a tool.
     fn attach(initialize: Initialize) -> Option<Self> {
-        // SAFETY: the tool gets what NVTX documents that it gets.
+        // SAFETY: the argument is the callback that NVTX documents.
         if unsafe { initialize(table) } == 0 {
             return None;
         }
@@ -148,14 +148,14 @@ impl Tool {
             (!function.is_null()).then_some(function)
         });
         let domain = create.map_or(null_mut(), |create| {
-            // SAFETY: the type of the function that belongs to this place.
+            // SAFETY: this slot holds a function of this type.
             let create = unsafe { std::mem::transmute::<Function, Create>(create) };
             // SAFETY: a NUL-terminated name.
             unsafe { create(c"NCCL EP".as_ptr()) }
         });
         Some(Self {
             domain: domain as usize,
-            // SAFETY: the type of the function that belongs to this place.
+            // SAFETY: this slot holds a function of this type.
             push: unsafe { std::mem::transmute::<Function, Push>(push?) },
             // SAFETY: as above.
             pop: unsafe { std::mem::transmute::<Function, Pop>(pop?) },
@@ -163,7 +163,7 @@ impl Tool {
     }
 }
 
-/// A range that ends when this is dropped, by the thread that has begun it.
+/// A range that ends when this is dropped, on the thread that began it.
 #[must_use]
 pub struct Range(Option<&'static Tool>);
 
@@ -195,7 +195,7 @@ fn begin(tool: &Tool, name: &str) {
 
 #[cold]
 fn end(tool: &Tool) {
-    // SAFETY: the range that this thread began last.
+    // SAFETY: ends the range that this thread began last.
     unsafe { (tool.pop)(tool.domain as *mut c_void) };
 }
 

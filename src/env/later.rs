@@ -1,24 +1,24 @@
-//! What programs of the later interface set.
+//! Variables of programs written for the later interface.
 
-/// What only programs of the later interface set; these go before a group's configuration.
+/// Variables that only such programs set; they override a group's configuration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LaterEnv {
     /// `NCCL_EP_COMM_SMS`: SMs of all operations.
     pub sms: Option<u32>,
-    /// `NCCL_EP_DISPATCH_SMS`, `NCCL_EP_COMBINE_SMS`: of one kind.
+    /// `NCCL_EP_DISPATCH_SMS`, `NCCL_EP_COMBINE_SMS`: SMs of one kind of operation.
     pub dispatch_sms: Option<u32>,
     pub combine_sms: Option<u32>,
-    /// `NCCL_EP_HT_EM_LOCAL_DUP` and `NCCL_EP_HT_EM_NVLINK_DUP`, of which NVIDIA's library takes one: both are set.
+    /// Whether `NCCL_EP_HT_EM_LOCAL_DUP` and `NCCL_EP_HT_EM_NVLINK_DUP` are both set; NVIDIA's library takes only one.
     pub copies_twice: bool,
 }
 
 impl LaterEnv {
-    /// Whether SMs are bounded.
+    /// Whether any variable bounds the number of SMs.
     pub fn has_budget(&self) -> bool {
         [self.sms, self.dispatch_sms, self.combine_sms].iter().any(Option::is_some)
     }
 
-    /// On a device with `all` SMs: without the budgets that it has not, and these by name, which are set in vain.
+    /// For a device with `all` SMs: the variables without budgets above that, and those budgets by name.
     pub fn on_device(self, all: u32) -> (Self, Vec<(&'static str, u32)>) {
         let mut unused = Vec::new();
         let mut fitting = |name, sms: Option<u32>| {
@@ -36,7 +36,7 @@ impl LaterEnv {
     }
 }
 
-/// Those of NVIDIA's library alone begin so: how it compiles kernels and shapes them, what it tells, where it is.
+/// Prefixes of variables that only NVIDIA's library reads: for its JIT, kernel shapes, messages and files.
 const OTHERS: [&str; 14] = [
     "COMBINE_NUM_",
     "DEBUG",
@@ -51,11 +51,11 @@ const OTHERS: [&str; 14] = [
     "JIT_",
     "PREPROCESS_NUM_SMS",
     "SHUFFLE_SMS",
-    // How many go in a chunk. The rest of the name is a word of the interfaces (tests/abi_words.rs).
+    // Tokens per chunk. The rest of the name is a word of the interfaces (tests/abi_words.rs).
     "TOKEN",
 ];
 
-/// Whether nobody is to be warned of the variable with this name behind the prefix, though it is not read.
+/// Whether the variable `PREFIX` + `name` is not read here, but needs no warning.
 pub(super) fn is_of_others(name: &str) -> bool {
     OTHERS.iter().any(|begin| name.starts_with(begin))
 }

@@ -1,7 +1,7 @@
 //! The one error type of the core.
 //!
-//! What every ABI says in the same words is a text: errors of the driver, deadlines, lost ranks. A refusal of an
-//! argument is data (`refusal`); an ABI puts it into words with the names that its callers know.
+//! What every ABI says in the same words is a text: driver errors, deadlines, lost ranks. A refused argument is data
+//! (`refusal`), which an ABI puts into words with the names that its callers know.
 
 pub mod code;
 pub mod refusal;
@@ -15,7 +15,7 @@ use std::fmt;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
     code: Code,
-    // Boxed: the result of every successful call reserves room for an error.
+    // Boxed, to keep `Result` small: successful calls also pay for the size of their error.
     report: Box<Report>,
 }
 

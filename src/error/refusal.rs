@@ -1,7 +1,7 @@
 //! Refusals as data: the refused subject and the rule that it breaks.
 //!
-//! The core has no names for arguments, as each ABI names them differently. An ABI puts a refusal into its own
-//! words, most of which all have in common (`abi/common/src/texts`).
+//! The core has no names for arguments, as each ABI names them differently. An ABI puts a refusal into words; most of
+//! the words are shared by all ABIs (`abi/common/src/texts`).
 
 use crate::error::code::Code;
 use crate::model::ids::GroupRank;
@@ -43,7 +43,7 @@ pub enum Setting {
     MaxTokens,
     /// Most rows that one rank receives.
     RecvRows,
-    /// What becomes of rows beyond that.
+    /// What happens to rows beyond that.
     Overflow,
     /// The largest row, in bytes.
     RowBytes,
@@ -51,7 +51,7 @@ pub enum Setting {
     LlCombine,
     /// How combines add the sums of nodes.
     NodeSums,
-    /// What a pass of high throughput sends to other nodes, in bytes.
+    /// Bytes that one HT pass sends to other nodes.
     HtChunkBytes,
 }
 
@@ -59,7 +59,7 @@ pub enum Setting {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Subject {
     Communicator,
-    /// The NCCL that the process has.
+    /// The NCCL that the process uses.
     Nccl,
     Stream,
     Group,
@@ -68,7 +68,7 @@ pub enum Subject {
     Staging,
     Library,
     Process,
-    /// Memory for an object, or of one.
+    /// Memory for an object, or the memory of one.
     Memory,
     MemoryBytes,
     Setting(Setting),
@@ -77,9 +77,9 @@ pub enum Subject {
     RowBytes,
     RowType,
     ScaleType,
-    /// How the rows of a low-latency operation lie.
+    /// The layout of an LL operation's rows.
     Layout,
-    /// Which of the places that views take by turns is an operation's.
+    /// The bank of an operation's view.
     ViewPlace,
     /// How a low-latency combine sums.
     Variant,
@@ -101,27 +101,27 @@ pub enum Extent {
     HandleTokens,
     HandleTopK,
     LocalExperts,
-    /// The bound of received rows.
+    /// The bound on received rows.
     RecvRows,
     Ranks,
     /// Elements of an input row.
     InputHidden,
     MaxTokens,
-    /// Tokens per rank for which one rank's received rows are countable in 31 bits.
+    /// The most tokens per rank with which one rank's received rows fit in 31 bits.
     CountableTokens,
     MostTopK,
-    /// The smallest in low latency.
+    /// The smallest in LL.
     LeastTopK,
     RowsOf(Role),
     ColumnsOf(Role),
     ExpertsOf(Role),
-    /// A scale for each block of a row.
+    /// One scale per block of a row.
     Blocks,
 }
 
 macro_rules! rules {
     ($($kind:ident)*) => {
-        /// The rule that is broken, by what it is of.
+        /// A broken rule, grouped by what it is about.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Rule {
             $($kind($kind)),*
@@ -140,13 +140,13 @@ rules! { AmongRanks OfSettings InSequence OfTensor OfMemory }
 pub enum AmongRanks {
     NotNull,
     Blocking,
-    // More ranks than one node can have.
+    // NCCL reports more ranks than one node can have.
     FewerRanks,
     Same { rank: GroupRank },
     // A dispatch sends ids and weights along on all ranks or on none; `rank` differs.
     SameDirection { rank: GroupRank },
     SameColumns { rank: GroupRank },
-    // Repeated ids leave room at an expert for what others may send; those of `rank` do not.
+    // Repeated ids of `rank` take room at `expert` that rows of other ranks may need.
     RoomForRepeated { rank: GroupRank, expert: usize },
     NewEnoughForNetwork,
     HasForNetwork { name: &'static str },
@@ -180,7 +180,7 @@ pub enum InSequence {
     HighThroughputOnly,
     SameCaptureAsSend,
     CapturesInTurn { most: usize },
-    // No capture may discard an abandoned operation: its graph would do so at every launch.
+    // An abandoned operation cannot be discarded during capture: the graph would discard one at every launch.
     NoCaptureWhileGivenUp,
     // A routing is exchanged once, but a graph runs repeatedly.
     NoCaptureOfRouting,
@@ -196,7 +196,7 @@ pub enum OfTensor {
     Required,
     OnlyWithRouting,
     OnlyWithIds,
-    /// A low-latency handle counts nothing; its dispatch does.
+    /// An LL handle has no counts; its dispatch does.
     CounterAtDispatch,
     Dims,
     Exactly(Extent),
@@ -207,7 +207,7 @@ pub enum OfTensor {
     SumsWithoutScales,
     WeighedByCaller,
     ScalesReceived,
-    /// Rows that are not cast have scales of their own, as others are written.
+    /// Rows that are not cast need input scales if there are output scales.
     ScalesSent,
     SameTypeOrCast,
     CastToE4m3,
@@ -216,7 +216,7 @@ pub enum OfTensor {
     ScaleWidth,
     Pitched,
     ForwardedAsIs,
-    /// No kernel casts rows that lie by expert in high throughput.
+    /// No HT kernel casts rows into zones.
     NotCastByExpert,
     RowMultipleOf16,
     RowBound,
@@ -234,9 +234,9 @@ pub enum OfMemory {
     NotEmpty,
     Aligned,
     Apart,
-    /// As when pieces of it were cut that are in use.
+    /// The same begin and length as when the pieces in use were cut.
     AsCut,
-    /// Aligned as pieces are.
+    /// Begin and length aligned as pieces are.
     OfPieces,
     Mappable,
     InOneAllocation,
@@ -247,21 +247,21 @@ pub enum OfMemory {
     NotInGraphs,
 }
 
-/// An operation, as the report of its failure names it.
+/// An operation, as failure reports name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
     LlDispatch,
     LlCombine,
     HtDispatch,
     HtCombine,
-    /// The exchange of a high-throughput handle's routing.
+    /// The exchange of an HT handle's routing.
     HtHandle,
-    /// A new object.
+    /// Allocation of an object.
     MemoryNew,
-    /// The end of one.
+    /// Its release.
     MemoryEnd,
-    /// A new object of a caller's memory.
+    /// Registration of a caller's memory as an object.
     MemoryGiven,
-    /// The end of one.
+    /// Its deregistration.
     MemoryGivenEnd,
 }

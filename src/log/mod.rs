@@ -1,7 +1,7 @@
-//! The lines that `NCCL_DEBUG` asks for, refusals and one for each new group, and those of `NCCL_EP_CHECK`. They go to stderr, or
-//! to the file that `NCCL_DEBUG_FILE` names.
+//! The lines that `NCCL_DEBUG` (refusals, new groups) and `NCCL_EP_CHECK` ask for, on stderr or in the file that
+//! `NCCL_DEBUG_FILE` names.
 //!
-//! No logging crate: in a C library nobody could install its subscriber, or it would interfere with somebody else's.
+//! No logging crate: nobody could install its subscriber in a C library, or it would interfere with the host program's.
 
 mod sink;
 
@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use sink::Sink;
 use std::fmt::Display;
 
-/// Characters of external text that a message shows.
+/// Most characters of external text in a message.
 const SHOWN: usize = 80;
 
 struct Log {
@@ -23,7 +23,7 @@ static LOG: Lazy<Log> = Lazy::new(|| {
     let env = Env::read();
     Log {
         verbosity: env.verbosity,
-        // As NCCL, which writes its version to no file unless there is more to come.
+        // As in NCCL, which does not write its version to a file unless more is to follow.
         sink: Sink::new(env.debug_file.filter(|_| env.verbosity > Verbosity::Version)),
     }
 });
@@ -35,7 +35,7 @@ pub fn warn(text: &str) {
     }
 }
 
-/// Warns of a variable that is set in vain, once in the process.
+/// Warns once per process of a variable that is set without effect.
 pub fn in_vain(variable: &Unused) {
     static TOLD: Mutex<Vec<Unused>> = Mutex::new(Vec::new());
     let mut told = TOLD.lock();
@@ -52,7 +52,7 @@ pub fn in_vain(variable: &Unused) {
     warn(&format!("{name}={value} is ignored; {hint}"));
 }
 
-/// Prints what a check has found, which was asked for by a variable of its own.
+/// Prints a finding of a check, whatever `NCCL_DEBUG` says: checks have a variable of their own.
 pub fn check(text: &str) {
     LOG.sink.line(&format!("{} NCCL_EP WARN {text}", here()));
 }
@@ -69,13 +69,13 @@ pub fn group(device: usize, text: &dyn Display) {
     }
 }
 
-/// Host, process and thread, as NCCL's lines begin.
+/// Host, process and thread: the prefix of NCCL's lines.
 fn here() -> String {
     let (host, process) = (sink::host_name(), std::process::id());
     format!("{host}:{process}:{}", sink::thread_number())
 }
 
-/// Prints `text`, once in the process, if `NCCL_DEBUG` is `VERSION`.
+/// Prints `text`, once per process, if `NCCL_DEBUG` is `VERSION`.
 pub fn version(text: &str) {
     static PRINTED: OnceCell<()> = OnceCell::new();
     if LOG.verbosity == Verbosity::Version {
@@ -83,7 +83,7 @@ pub fn version(text: &str) {
     }
 }
 
-/// External `text` for use in a line: cut, and without control characters that a terminal might obey.
+/// External `text` for a message: truncated, and without control characters that a terminal might obey.
 pub fn shown(text: &str) -> String {
     let is_plain = |c: &char| c.is_ascii_graphic() || *c == ' ' || c.is_alphanumeric();
     let mut line: String = text.chars().map(|c| Some(c).filter(is_plain).unwrap_or('?')).take(SHOWN).collect();

@@ -1,4 +1,4 @@
-//! Where lines go, and the names in them.
+//! Where lines go, and the names in their prefix.
 #![allow(unsafe_code)]
 
 use once_cell::sync::OnceCell;
@@ -7,9 +7,9 @@ use std::io::Write;
 use std::os::fd::FromRawFd;
 use std::os::unix::fs::MetadataExt;
 
-/// stderr or a file, which is opened by the first line.
+/// stderr or a file, opened by the first line.
 pub(super) struct Sink {
-    /// As in `NCCL_DEBUG_FILE`.
+    /// The value of `NCCL_DEBUG_FILE`.
     pattern: Option<String>,
     file: OnceCell<Option<File>>,
 }
@@ -19,10 +19,10 @@ impl Sink {
         Self { pattern, file: OnceCell::new() }
     }
 
-    /// Writes one line by one call, so that lines of several threads stay whole.
+    /// Writes one line with a single call, so that lines of several threads do not interleave.
     pub(super) fn line(&self, text: &str) {
         let line = format!("{text}\n");
-        // Failing to log is no reason to fail, or to panic as eprintln! does.
+        // A failure to log must not fail the call, nor panic as `eprintln!` does.
         let _ = match self.file.get_or_init(|| self.open()) {
             Some(file) => (&*file).write_all(line.as_bytes()),
             None => std::io::stderr().write_all(line.as_bytes()),
@@ -38,7 +38,7 @@ impl Sink {
     }
 }
 
-/// `pattern` with the host's name for `%h`, the process's number for `%p`, and `%` for `%%`.
+/// `pattern` with `%h` as the host name, `%p` as the process id and `%%` as `%`.
 fn expand(pattern: &str, host: &str, process: u32) -> String {
     let mut path = String::new();
     let mut rest = pattern.chars();
@@ -57,8 +57,8 @@ fn expand(pattern: &str, host: &str, process: u32) -> String {
     path
 }
 
-/// The file at `path` as this process has it open for writing: NCCL writes its own lines there at an
-/// offset of its own, and would overwrite those of a file that was opened another time.
+/// This process's open descriptor for the file at `path`, duplicated: NCCL writes its own lines there, and with a
+/// second open file, hence a second offset, each would overwrite the other's lines.
 fn opened_by_process(path: &str) -> Option<File> {
     let wanted = std::fs::metadata(path).ok()?;
     std::fs::read_dir("/proc/self/fd").ok()?.flatten().find_map(|entry| {
@@ -86,7 +86,7 @@ pub(super) fn host_name() -> String {
     if name.is_empty() { "unknown" } else { name }.to_owned()
 }
 
-/// The number that the system gives the calling thread; 0 if it does not say.
+/// The kernel's id of the calling thread; 0 if unknown.
 pub(super) fn thread_number() -> u32 {
     let task = std::fs::read_link("/proc/thread-self").ok();
     task.and_then(|path| path.file_name()?.to_str()?.parse().ok()).unwrap_or(0)
@@ -109,7 +109,7 @@ mod tests {
         assert!(thread_number() > 0);
     }
 
-    /// Lines of a writer that has the file open stand behind ours, not on top of them.
+    /// Lines follow those of another writer in this process that has the file open, and do not overwrite them.
     #[test]
     fn a_file_that_is_open_is_shared() {
         let name = format!("nccl_ep-{}-log", std::process::id());

@@ -8,7 +8,7 @@ use std::time::Duration;
 /// Most experts that one token may name.
 pub const MAX_TOP_K: usize = 32;
 
-/// Rows are moved in pieces of this many bytes, so every row is a multiple of it.
+/// Rows move in pieces of this many bytes, so a row's size is a multiple of it.
 pub const ROW_ALIGN: usize = 16;
 
 crate::named! {
@@ -21,16 +21,16 @@ crate::named! {
 }
 
 crate::named! {
-    /// How an LL combine sums, by its values in the environment variable; both are deterministic, with fp32 sums.
+    /// How an LL combine sums, with the values of the environment variable; both are deterministic and sum in fp32.
     LlCombineMode:
-    /// Every (token, k) row is sent home and summed there in the order of k: the reference's bits.
+    /// Every (token, k) row goes home and is summed there in order of k: bit-identical to the reference.
     Exact = 0, "exact";
     /// An expert rank sums its rows of a token and sends one row: fewer bytes.
     Reduce = 1, "reduce";
 }
 
 impl LlCombineMode {
-    /// Its name among the variants of a combine.
+    /// Its name among a combine's variants.
     pub fn variant(self) -> &'static str {
         match self {
             Self::Exact => "ll.exact",
@@ -38,7 +38,7 @@ impl LlCombineMode {
         }
     }
 
-    /// The variant of a rank whose combine is `exact` or not, and that of one which differs.
+    /// The variant of a rank whose combine is `exact` or not, and that of a rank which differs.
     pub fn variants(exact: bool) -> [&'static str; 2] {
         match exact {
             true => [Self::Exact, Self::Reduce].map(Self::variant),
@@ -48,17 +48,17 @@ impl LlCombineMode {
 }
 
 crate::named! {
-    /// How the sums of nodes are added, by its values in the environment variable; both are deterministic, in fp32.
+    /// How the sums of nodes are added, with the values of the environment variable; both are deterministic, in fp32.
     #[derive(Default)]
     NodeSums:
-    /// The home's node first, not rounded, then the others around the ring.
+    /// The home node's first, unrounded, then the others in ring order.
     #[default]
     HomeFirst = 0, "home";
-    /// Each node's sum rounded, nodes ascending: a token's bits do not depend on its home.
+    /// Each node's sum rounded, nodes ascending: the result does not depend on a token's home.
     Invariant = 1, "invariant";
 }
 
-/// The most tokens each of `ranks` may have for one rank's received rows to be countable in 31 bits.
+/// The most tokens per rank with which the rows that one of `ranks` receives fit in 31 bits.
 pub fn most_tokens(ranks: usize) -> usize {
     i32::MAX as usize / ranks
 }
@@ -76,23 +76,23 @@ pub struct GroupSettings {
     pub algorithm: Algorithm,
     /// Experts over all ranks.
     pub experts: usize,
-    /// Bound of tokens per rank; `None` for none.
+    /// Bound on tokens per rank; `None`: no bound.
     pub max_tokens: Option<usize>,
     /// Largest row that an operation may move, in bytes.
     pub row_bytes: usize,
     /// Channels to use; `None`: the library chooses.
     pub channels: Option<usize>,
-    /// HT: whether handles may have rows that lie by expert, for which there is room in windows then.
+    /// HT: whether handles may lay rows out by expert; the windows then have room for it.
     pub zones: bool,
     /// HT: rows that an ABI's tensors must have room for; 0 for none. The same on all ranks.
     pub tensor_rows: usize,
-    /// HT: whether rows beyond that are dropped, by which ranks route.
+    /// HT: whether routing drops rows beyond that.
     pub drops: bool,
-    /// How long any wait for another rank may last, unless the environment says so; `None`: the library chooses.
+    /// Deadline of any wait for another rank, unless the environment sets one; `None`: the library chooses.
     pub timeout: Option<Duration>,
-    /// The most SMs that were asked for, which the device must have.
+    /// The largest number of SMs asked for, which the device must have.
     pub sms: Option<usize>,
-    /// How LL combines on one node sum, unless the environment says so.
+    /// How LL combines on one node sum, unless the environment sets it.
     pub ll_combine: LlCombineMode,
 }
 
@@ -104,16 +104,16 @@ pub struct GroupChoices {
     pub ht_chunk_bytes: Option<usize>,
 }
 
-/// What it decides for this rank alone.
+/// What the environment decides for this rank alone.
 #[derive(Clone, Debug)]
 pub struct RankChoices {
-    /// How long any wait for another rank may last.
+    /// Deadline of any wait for another rank.
     pub timeout: Duration,
-    /// The path of launch shapes measured on this machine.
+    /// Path of the launch shapes measured on this machine.
     pub tuning_file: Option<String>,
-    /// Whether operations are checked and counted.
+    /// Whether operations' ids and weights are checked.
     pub check: bool,
-    /// Whether kernels may be launched while those before them run.
+    /// Whether kernels may start while those before them run.
     pub programmatic: bool,
 }
 
@@ -126,7 +126,7 @@ pub struct GroupFacts {
     pub rank: GroupRank,
     /// Experts over all ranks; divisible by `ranks`.
     pub experts: usize,
-    /// Bound of tokens per rank; `None` in HT: each handle finds its own.
+    /// Bound on tokens per rank; `None` in HT: each handle finds its own.
     pub max_tokens: Option<usize>,
     /// Largest row that an operation may move, in bytes.
     pub row_bytes: usize,
@@ -135,19 +135,19 @@ pub struct GroupFacts {
     pub ht_chunk_bytes: Option<usize>,
     /// Channels to use, 2 SMs each; `None`: the library chooses.
     pub channels: Option<usize>,
-    /// HT: whether handles may have rows that lie by expert, however many may come.
+    /// HT: whether handles may lay rows out by expert, even if many may come.
     pub zones: bool,
     /// HT: rows that an ABI's tensors must have room for; 0 for none.
     pub tensor_rows: usize,
-    /// HT: whether rows beyond that are dropped, by which ranks route.
+    /// HT: whether routing drops rows beyond that.
     pub drops: bool,
 }
 
-/// The most rows that a rank may receive in groups that have room for zones because that is little.
+/// A group whose ranks receive at most this many rows has room for zones unasked: it costs little.
 const MOST_ROWS_WITH_ZONES: usize = 1 << 20;
 
 impl GroupFacts {
-    /// HT: whether handles may have rows that lie by expert.
+    /// HT: whether handles may lay rows out by expert.
     pub fn has_zones(&self) -> bool {
         self.zones || self.max_tokens.is_some_and(|tokens| tokens.saturating_mul(self.ranks) <= MOST_ROWS_WITH_ZONES)
     }
@@ -156,17 +156,17 @@ impl GroupFacts {
         self.experts / self.ranks
     }
 
-    /// The most rows that a rank receives, for one expert (LL) or in all (HT): what all ranks may send.
+    /// The most rows that a rank receives, per expert (LL) or in total (HT): all that the ranks may send.
     pub fn recv_rows(&self) -> Option<usize> {
         self.max_tokens.map(|tokens| tokens * self.ranks)
     }
 
-    /// How the rows that a rank receives in low latency lie where a row is for all its experts.
+    /// The layout of rows that a rank receives in LL with one row for all its experts.
     pub fn rank_major(&self) -> Layout {
         Layout::RankMajor { ranks: self.ranks, slots: self.max_tokens.unwrap_or(0) }
     }
 
-    /// How the rows that a rank receives lie, unless an operation says otherwise.
+    /// The layout of rows that a rank receives, unless an operation says otherwise.
     pub fn layout(&self) -> Layout {
         match self.algorithm {
             Algorithm::LowLatency => {
@@ -182,7 +182,7 @@ impl GroupFacts {
         rank * local..(rank + 1) * local
     }
 
-    /// The expert that the routing entry `id` names; `None` for negative and too large ids, which take no part.
+    /// The expert that routing entry `id` names; `None` for negative and too large ids, which are ignored.
     pub fn expert(&self, id: i64) -> Option<usize> {
         usize::try_from(id).ok().filter(|&expert| expert < self.experts)
     }
@@ -194,7 +194,7 @@ impl GroupFacts {
 
 #[cfg(test)]
 impl GroupFacts {
-    /// What unit tests take where they say nothing else.
+    /// The defaults of unit tests.
     pub const SAMPLE: Self = Self {
         algorithm: Algorithm::LowLatency,
         ranks: 2,

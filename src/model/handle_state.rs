@@ -1,15 +1,15 @@
-//! What a handle keeps for its operations: one block of memory that may lie, and be moved, anywhere.
+//! What a handle keeps for its operations: one relocatable block of memory.
 //!
-//! A header, then sections, all by their offsets from the block's start. Nothing in it is an address, and nothing that
-//! an operation needs is elsewhere: a copy of the bytes serves a handle of an equal group, here or at another address.
-//! Both backends write the same numbers into the sections.
+//! A header, then sections at offsets from the block's start. The block holds no addresses, and nothing that an
+//! operation needs is elsewhere: a copy of the bytes serves a handle of an equal group, at any address. Both backends
+//! write the same numbers into the sections.
 //!
-//! The library keeps blocks in memory of its own, or in a caller's ([`HandleHome`]). In the former nobody opens them
-//! again, so their headers are not written. In the latter each operation compares the header first: what else lies
-//! there is refused, not followed. The sections behind a right header are the caller's word.
+//! Blocks lie in the library's memory or in a caller's ([`HandleHome`]). The library's are never reopened, so their
+//! headers are not written. In a caller's, each operation compares the header first and refuses anything else that lies
+//! there. The sections behind a valid header are trusted.
 //!
-//! Over several nodes a handle also has numbers on the host (how much each message carries). There a block in a caller's
-//! memory is of another form, which has them behind its header (`cuda/ht/nodes/given.rs`).
+//! Over several nodes a handle also has numbers on the host (how much each message carries). There a block in a
+//! caller's memory has another format, with these behind its header (`cuda/ht/nodes/given.rs`).
 
 use crate::model::group::{Algorithm, GroupFacts};
 use crate::model::layout::Layout;
@@ -30,16 +30,16 @@ const WORD_BYTES: usize = 4;
 /// Where a handle keeps its block, and for how long.
 #[derive(Clone, Debug, Default)]
 pub struct HandleHome {
-    /// In a caller's memory; `None`: in memory of the library's.
+    /// In a caller's memory; `None`: in the library's.
     pub given: Option<GivenBlock>,
     pub life: HandleLife,
 }
 
-/// As long as a caller's handle lives, over all its routings, somebody holds this.
+/// Held by somebody for as long as a caller's handle lives, across all its routings.
 #[derive(Clone, Debug, Default)]
 pub struct HandleLife(Arc<()>);
 
-/// Does not make a [`HandleLife`] longer.
+/// Observes a [`HandleLife`] without extending it.
 #[derive(Clone, Debug)]
 pub struct WatchedLife(Weak<()>);
 
@@ -59,24 +59,24 @@ impl WatchedLife {
     }
 }
 
-/// A block in a caller's memory, as large as the handle's state is.
+/// A block in a caller's memory, as large as the handle's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GivenBlock(pub DevPtr);
 
-/// What decides about sections.
+/// What determines the sections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateShape {
-    /// Ranks that rows are counted by.
+    /// Ranks by which rows are counted.
     pub ranks: usize,
     pub local_experts: usize,
-    /// Tokens of a rank that there is room for.
+    /// Tokens per rank for which there is room.
     pub most_tokens: usize,
     pub top_k: usize,
     pub form: HandleForm,
 }
 
 impl StateShape {
-    /// Of the handles of a group whose ranks are on one node, if it has a bound of tokens.
+    /// The shape for a group on one node with a bound on tokens; `None` without the bound.
     pub fn of_group(facts: &GroupFacts, top_k: usize, form: HandleForm) -> Option<Self> {
         Some(Self {
             ranks: facts.ranks,
@@ -87,7 +87,7 @@ impl StateShape {
         })
     }
 
-    /// Most slots of a row with zones.
+    /// The most slots of a row with zones.
     pub fn slots(self) -> usize {
         self.top_k.min(self.local_experts)
     }
@@ -102,20 +102,20 @@ impl StateShape {
 /// Sections of an HT handle's block, and its size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HtSections {
-    /// u32 `[ranks + 1]`: this rank's first row of each source, then the number of rows.
+    /// u32 `[ranks + 1]`: this rank's first row from each source, then the number of rows.
     pub begins: usize,
     /// u32 `[ranks]`: rows that go from this rank to each.
     pub departures: usize,
     /// i32 `[local_experts]`: received rows per expert.
     pub counts: usize,
     /// `[most_tokens][top_k]` pairs of 32 bits: a token's experts, ascending, each once, then -1; and the row's index
-    /// among those that this rank sends to the expert's.
+    /// among those that this rank sends to the expert's rank.
     pub entries: usize,
     /// i64 `[most_tokens][top_k]`: the ids, if the handle keeps them.
     pub ids: usize,
     /// With zones, u32 `[ranks * most_tokens][slots]`: the slots of each received row, by ascending expert.
     pub slots: usize,
-    /// With zones, u32 `[local_experts + 1]`: the first slot of each, then the number of all.
+    /// With zones, u32 `[local_experts + 1]`: the first slot of each expert, then the number of all slots.
     pub zones: usize,
     pub bytes: usize,
 }
@@ -139,24 +139,24 @@ impl HtSections {
     }
 }
 
-/// Sections of an LL handle's block, and its size: what a dispatch leaves for its combines.
+/// Sections of an LL handle's block, and its size: what a dispatch stores for its combines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LlSections {
-    /// i32 `[sources][most_tokens][top_k]`: the expert of each entry of this rank, and of those that it forwards for;
-    /// negative if it names none.
+    /// i32 `[sources][most_tokens][top_k]`: the expert of each entry of this rank, and of the ranks that it forwards
+    /// for; negative if none.
     pub expert_of: usize,
-    /// i32 `[ranks][most_tokens][top_k]`: row of the output of each entry that came here, negative if none. Rank-major
-    /// the first entry of a token has its row, whichever came.
+    /// i32 `[ranks][most_tokens][top_k]`: output row of each entry that arrived here, negative if none. Rank-major,
+    /// a token's first entry holds its row, whichever entry named this rank.
     pub row_of: usize,
-    /// u32 `[ranks + 1]`: tokens of each rank, then on GPUs which view has the rows.
+    /// u32 `[ranks + 1]`: tokens of each rank, then on GPUs the view that holds the rows.
     pub tokens_of: usize,
-    /// i64 `[most_tokens][top_k]`: room for ids of 32 bits as the kernels read them, if they may be such.
+    /// i64 `[most_tokens][top_k]`: room to widen 32-bit ids to what the kernels read, if such are allowed.
     pub ids: usize,
     pub bytes: usize,
 }
 
 impl LlSections {
-    /// Those of handles of this shape, on a rank that forwards for `sources`, itself included.
+    /// Sections for handles of this shape, on a rank that forwards for `sources`, itself included.
     pub fn new(shape: StateShape, sources: usize) -> Self {
         let entries = shape.most_tokens * shape.top_k * WORD_BYTES;
         let mut block = regions();
@@ -177,8 +177,8 @@ fn regions() -> Regions {
     block
 }
 
-/// Bytes of the block of a handle with `top_k` ids per token; `None` if the group's handles have no common size, as
-/// there is no bound of tokens. Of a group on one node.
+/// Bytes of the block of a handle with `top_k` ids per token, for a group on one node; `None` without a bound on
+/// tokens: handles then have no common size.
 pub fn block_bytes(facts: &GroupFacts, top_k: usize, form: HandleForm) -> Option<usize> {
     let shape = StateShape::of_group(facts, top_k, form)?;
     Some(match facts.algorithm {
@@ -187,27 +187,27 @@ pub fn block_bytes(facts: &GroupFacts, top_k: usize, form: HandleForm) -> Option
     })
 }
 
-/// Begins each header: "nEpH".
+/// The first word of each header: "nEpH".
 const MAGIC: u32 = 0x6e45_7048;
-/// Changes with the sections, or with what they mean.
+/// Changes with the sections or their meaning.
 const VERSION: u32 = 2;
 
 pub const HEADER_WORDS: usize = 20;
-/// The first of them, which tell whether a block is what an operation takes it for. The others tell of its routing.
+/// The leading words, which tell whether an operation can use a block. The others describe its routing.
 pub const COMPARED_WORDS: usize = 16;
-/// HT: the number of the routing, the same on all ranks; two words.
+/// HT: the routing's number, the same on all ranks; two words.
 pub const NUMBER_WORD: usize = COMPARED_WORDS;
 /// HT: the rows that this rank receives, or why there is no routing.
 pub const ROWS_WORD: usize = NUMBER_WORD + 2;
 
-/// How the rows lie that the block knows of.
+/// The layout of the rows that the block describes.
 const LAYOUT_WORD: usize = 3;
-/// Bit of the word of ids: the block has them.
+/// Bit of the ids' word: the block holds the ids.
 const KEPT_IDS: u32 = 1 << 8;
-/// Lowest bit, in that word, of what tells zones apart.
+/// Lowest bit, in the same word, of the zones' alignment.
 const ALIGNMENT_SHIFT: u32 = 16;
 
-/// `header` for a block whose rows lie otherwise: each LL dispatch chooses.
+/// `header` with another layout: each LL dispatch chooses its own.
 pub fn with_layout(mut header: [u32; HEADER_WORDS], layout: Layout) -> [u32; HEADER_WORDS] {
     header[LAYOUT_WORD] = layout_number(layout);
     header
@@ -221,7 +221,7 @@ const fn layout_number(layout: Layout) -> u32 {
     }
 }
 
-/// The width of the ids that a block knows of, and whether it keeps them: then all have 64 bits. Also its zones.
+/// The width of a block's ids, and whether it holds them: then all have 64 bits. Also its zones.
 fn word_of_ids(routing: &Routing) -> u32 {
     let ids = match routing.form.keeps_ids {
         true => KEPT_IDS | IntWidth::Bits64.bytes() as u32,
@@ -231,7 +231,7 @@ fn word_of_ids(routing: &Routing) -> u32 {
     ids | zones.map_or(0, |zones| zones.alignment.ilog2() + 1) << ALIGNMENT_SHIFT
 }
 
-/// The header of a block with a routing whose number is `number`, or zero. It lacks the number of rows.
+/// The header of a block with routing `number`, or 0. The number of rows is not filled in.
 pub fn header(facts: &GroupFacts, routing: &Routing, number: u64) -> [u32; HEADER_WORDS] {
     let offset = |bytes: usize| (bytes / SECTION_ALIGN) as u32;
     let shape = StateShape::of_group(facts, routing.top_k, routing.form);

@@ -68,7 +68,7 @@ fn headers_differ_where_blocks_do() {
     for (index, header) in seen.iter().enumerate() {
         assert!(!seen[..index].contains(header), "{index}");
     }
-    // What ids there were is no matter of the block.
+    // The block does not depend on where the ids were.
     let elsewhere = Routing { ids: DevPtr(128), ..routing };
     assert_eq!(of(&facts, &elsewhere), of(&facts, &routing));
 }

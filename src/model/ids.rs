@@ -1,4 +1,4 @@
-//! Numbers of ranks and nodes, each with a type of its own, so that none is taken for another.
+//! Numbers of ranks and nodes, a distinct type each, so that they cannot be confused.
 
 use std::fmt;
 
@@ -10,17 +10,17 @@ macro_rules! ids {
         pub struct $name(u32);
 
         impl $name {
-            /// Number `index`. NCCL counts ranks in an `int`, so each fits.
+            /// Number `index`. NCCL counts ranks in an `int`, so it fits.
             pub const fn new(index: usize) -> Self {
                 Self(index as u32)
             }
 
-            /// As an index into what has one entry for each.
+            /// The index into arrays with one entry for each.
             pub const fn index(self) -> usize {
                 self.0 as usize
             }
 
-            /// As kernels take it.
+            /// The number as kernels take it.
             pub const fn word(self) -> u32 {
                 self.0
             }
@@ -54,12 +54,12 @@ macro_rules! ids {
 ids! {
     /// A rank of the group.
     GroupRank;
-    /// A rank among those of its node, its LSA team: the index of its window there.
+    /// A rank within its node (LSA team): the index of its window there.
     LocalRank;
-    /// A rank of a communicator between nodes.
+    /// A rank of a communicator across nodes.
     CommRank;
     /// A node of the group, by its lowest rank.
     Node;
-    /// A rank among those that a rank forwards for, which itself is number 0.
+    /// A rank among those that one rank forwards for; that rank itself is number 0.
     SourceIx;
 }

@@ -1,28 +1,28 @@
-//! Layouts: how the rows that come to a rank lie in the tensor of a dispatch, and in that of the combine.
+//! Layouts: the order of received rows in the output of a dispatch and the input of its combine.
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
-    /// `[experts, slots, *]`: a row for each (token, k), those of a local expert together, by source rank, token, k.
+    /// `[experts, slots, *]`: a row for each (token, k); a local expert's are contiguous, by source rank, token, k.
     ExpertMajor {
         /// Local experts.
         experts: usize,
-        /// Rows that each has room for.
+        /// Room for rows of each.
         slots: usize,
     },
-    /// `[ranks, slots, *]`: a row for each token that names an expert of the rank, those of a source rank together, by
+    /// `[ranks, slots, *]`: a row for each token that names an expert of the rank; a source rank's are contiguous, by
     /// token.
     RankMajor {
         /// Source ranks.
         ranks: usize,
-        /// Rows that each has room for.
+        /// Room for rows of each.
         slots: usize,
     },
-    /// `[n, *]`: a row for each token that names an expert of the rank, by source rank, then token. The caller's
-    /// tensor says n.
+    /// `[n, *]`: a row for each token that names an expert of the rank, by source rank, then token. The caller's tensor
+    /// gives n.
     Flat,
 }
 
-/// How the rows of a low-latency operation lie, in a word, and whether they are those of a view.
+/// The name of an LL operation's layout, with whether its rows lie in a view.
 pub fn layout_name(by_rank: bool, in_view: bool) -> &'static str {
     match (by_rank, in_view) {
         (_, true) => "rank-major in a view",
@@ -31,17 +31,17 @@ pub fn layout_name(by_rank: bool, in_view: bool) -> &'static str {
     }
 }
 
-/// A row, by what it is for.
+/// A row, by what it belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowOf {
-    /// The local expert or, rank-major, the source rank: whose rows lie together. Ignored in a flat layout.
+    /// The local expert or, rank-major, the source rank whose rows are contiguous. Ignored in a flat layout.
     pub zone: usize,
     /// How many rows of the zone come before it.
     pub ordinal: usize,
 }
 
 impl Layout {
-    /// Dimensions of a tensor before the last, which is that of a row.
+    /// Dimensions of a tensor before the last, whose extent is a row's.
     pub const fn dims(self) -> usize {
         match self {
             Self::ExpertMajor { .. } | Self::RankMajor { .. } => 2,
@@ -49,7 +49,7 @@ impl Layout {
         }
     }
 
-    /// Rows of a tensor; none where the caller's tensor says how many.
+    /// Rows of a tensor; none where the caller's tensor gives the number.
     pub const fn rows(self) -> Option<usize> {
         match self {
             Self::ExpertMajor { experts: zones, slots } | Self::RankMajor { ranks: zones, slots } => {
@@ -59,7 +59,7 @@ impl Layout {
         }
     }
 
-    /// Rows that one expert has room for; none where rows are for all experts of the rank.
+    /// Room for rows of one expert; none where a row is for all experts of the rank.
     pub const fn slots(self) -> Option<usize> {
         match self {
             Self::ExpertMajor { slots, .. } => Some(slots),
@@ -67,12 +67,12 @@ impl Layout {
         }
     }
 
-    /// Whether it is the one that a low-latency dispatch with ids among its outputs has.
+    /// Whether it is the layout of LL dispatches with ids among their outputs.
     pub const fn is_rank_major(self) -> bool {
         matches!(self, Self::RankMajor { .. })
     }
 
-    /// The number of a row in the tensor, all dimensions but the last taken as one.
+    /// The index of a row, with all dimensions but the last flattened.
     pub const fn number(self, row: RowOf) -> usize {
         match self {
             Self::ExpertMajor { slots, .. } | Self::RankMajor { slots, .. } => row.zone * slots + row.ordinal,

@@ -1,8 +1,7 @@
-//! The nodes of a group as one rank sees them: who forwards for whom. What operations over nodes of either mode read.
+//! The nodes of a group as one rank sees them: who forwards for whom. Used by both modes' operations over nodes.
 //!
 //! On each node every rank of the group has a *forwarder*: itself at home, elsewhere its *rail peer*. A forwarder does
-//! on its node what the rank itself does at home: it sends the rank's rows to the ranks there, and collects what they
-//! return.
+//! on its node what the rank does at home: it sends the rank's rows to the ranks there, and collects what they return.
 
 use crate::model::ids::{GroupRank, LocalRank, SourceIx};
 use crate::model::topology::Topology;
@@ -12,28 +11,28 @@ use crate::model::topology::Topology;
 pub struct NodeView {
     pub topology: Topology,
     pub rank: GroupRank,
-    /// Its number among those of its node.
+    /// Its index within its node.
     pub own: LocalRank,
     /// The ranks of its node, ascending: they map each other's memory.
     pub locals: Vec<GroupRank>,
-    /// One on each other node, that of the node before this one first: the order in which sums add the nodes.
+    /// One per other node, beginning with the node before this one: the order in which sums add the nodes.
     pub rail_peers: Vec<GroupRank>,
-    /// Whom each rank of this node forwards for: itself first, then others in the order of nodes, then ranks.
+    /// For each rank of this node, whom it forwards for: itself first, then others by node, then rank.
     forwarded: Vec<Vec<GroupRank>>,
-    /// Each rank of the group.
+    /// Where each rank of the group is.
     pub of_rank: Vec<SeenRank>,
 }
 
 /// Where a rank of the group is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SeenRank {
-    /// `None` on another node.
+    /// `None` if on another node.
     pub local: Option<LocalRank>,
-    /// Who forwards for it here.
+    /// Its forwarder here.
     pub forwarder: LocalRank,
-    /// Its number among those that its forwarder forwards for.
+    /// Its index among the ranks that its forwarder forwards for.
     pub source: SourceIx,
-    /// How many nodes before this one its node is, around the ring.
+    /// How many nodes before this one its node is, in ring order.
     pub distance: usize,
 }
 
@@ -66,7 +65,7 @@ impl NodeView {
         }
     }
 
-    /// The rank of this node with the number `local`; that number itself if there is none.
+    /// The rank of this node with index `local`; the index itself if there is none.
     pub fn rank_of(&self, local: LocalRank) -> GroupRank {
         self.locals.get(local.index()).copied().unwrap_or(GroupRank::from(local.word()))
     }
@@ -80,17 +79,17 @@ impl NodeView {
         self.forwarded.get(self.own.index()).map_or(&[], Vec::as_slice)
     }
 
-    /// Those on other nodes, which are number 1 and so on.
+    /// Those on other nodes: sources 1 and up.
     pub fn remote(&self) -> &[GroupRank] {
         self.forwarded().get(1..).unwrap_or_default()
     }
 
-    /// Most remote ranks that a rank of this node forwards for.
+    /// The most remote ranks that any rank of this node forwards for.
     pub fn width(&self) -> usize {
         self.forwarded.iter().map(Vec::len).max().unwrap_or(1) - 1
     }
 
-    /// Whom each rank of this node forwards for.
+    /// For each rank of this node, whom it forwards for.
     pub fn forwarded_by_all(&self) -> &[Vec<GroupRank>] {
         &self.forwarded
     }
@@ -101,7 +100,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::model::topology::tests::on_nodes;
 
-    /// What `rank` sees where the nodes of the ranks are the letters.
+    /// What `rank` sees; `nodes` has a letter per rank that names its node.
     pub fn view(nodes: &str, rank: usize) -> NodeView {
         NodeView::new(on_nodes(nodes), GroupRank::new(rank))
     }

@@ -1,17 +1,17 @@
-//! Objects: memory of the ranks that their peers map. Which of them a tensor lies in.
+//! Objects: memory of the ranks that their peers map. Finds the object that a tensor lies in.
 
 /// Most objects of a group at a time.
 pub const MAX_OBJECTS: usize = 64;
-/// What begins of memory and tensors are multiples of.
+/// Alignment of objects' memory, and of tensors that lie in it.
 pub const OBJECT_ALIGN: u64 = 16;
-/// Ranks tell each other offsets in units of that, in 32 bits.
+/// Ranks exchange offsets as 32-bit multiples of the alignment, so they reach this far.
 const REACHED_BYTES: u64 = OBJECT_ALIGN << 32;
 
 /// Where a tensor lies. The number of an object is the same on all ranks; the offset need not be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     pub object: u32,
-    /// Of the first byte, from that of this rank's memory of the object; a multiple of [`OBJECT_ALIGN`].
+    /// From the start of this rank's memory of the object to the first byte; a multiple of [`OBJECT_ALIGN`].
     pub offset: u64,
 }
 
@@ -19,7 +19,7 @@ pub struct Place {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Range {
     pub begin: u64,
-    /// Its length; the end is an address, too.
+    /// Length; `begin + bytes` does not overflow.
     pub bytes: u64,
     pub object: u32,
 }
@@ -35,7 +35,7 @@ impl Range {
 pub struct Ranges(Vec<Range>);
 
 impl Ranges {
-    /// Adds one, which overlaps none.
+    /// Adds one that overlaps no other.
     pub fn insert(&mut self, range: Range) {
         self.0.insert(self.0.partition_point(|it| it.begin < range.begin), range);
     }
@@ -48,21 +48,21 @@ impl Ranges {
         self.0.is_empty()
     }
 
-    /// The one that has some of the `bytes` at `begin`.
+    /// The range that overlaps the `bytes` at `begin`.
     pub fn overlaps(&self, begin: u64, bytes: u64) -> Option<Range> {
         let end = begin.saturating_add(bytes);
         let common = |it: &&Range| it.begin < end && begin < it.end();
         self.0.iter().find(common).copied()
     }
 
-    /// The one that the byte at `address` is in.
+    /// The range that contains `address`.
     pub fn find(&self, address: u64) -> Option<Range> {
         let found = self.0.get(self.0.partition_point(|it| it.begin <= address).checked_sub(1)?)?;
         (address < found.end()).then_some(*found)
     }
 
-    /// Where a tensor of `bytes` at `address` lies; `None` if kernels of peers could not reach it as they move rows: it
-    /// is not wholly in one object, too far behind its beginning, or not aligned.
+    /// Where a tensor of `bytes` at `address` lies; `None` if peers' kernels could not reach it: it is not wholly in
+    /// one object, too far behind the object's start, or misaligned.
     pub fn place_of(&self, address: u64, bytes: u64) -> Option<Place> {
         let range = self.find(address)?;
         let offset = address - range.begin;

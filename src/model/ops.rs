@@ -1,7 +1,7 @@
-//! Checked operations, as a backend runs them.
+//! Checked operations.
 //!
-//! `rule` makes them from the caller's tensors; a backend runs them. Everything is held by value,
-//! so a staged operation outlives the caller's descriptors.
+//! `rule` makes them from the caller's tensors; a backend runs them. They hold everything by value, so a staged
+//! operation outlives the caller's descriptors.
 
 use crate::model::group::LlCombineMode;
 use crate::model::layout::Layout;
@@ -20,7 +20,7 @@ impl Stream {
     pub const PER_THREAD: Self = Self(2);
 }
 
-/// How wide an id is, or another whole number of a caller's; signed.
+/// Width of an id or another of a caller's integers; signed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IntWidth {
     Bits32,
@@ -28,7 +28,7 @@ pub enum IntWidth {
 }
 
 impl IntWidth {
-    /// That of elements of type `dtype`, if they are such numbers.
+    /// The width of `dtype`, if it is such an integer type.
     pub fn of(dtype: DType) -> Option<Self> {
         match dtype {
             DType::Int32 => Some(Self::Bits32),
@@ -51,7 +51,7 @@ impl IntWidth {
         }
     }
 
-    /// The `numbers` of this width with 64 bits each.
+    /// `numbers` of this width, widened to 64 bits each.
     pub fn widened(self, numbers: &[u8]) -> Cow<'_, [u8]> {
         match self {
             Self::Bits64 => Cow::Borrowed(numbers),
@@ -63,58 +63,58 @@ impl IntWidth {
     }
 }
 
-/// What an ABI wants handles to be like.
+/// Properties that an ABI wants of its handles.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HandleForm {
-    /// Whether a handle keeps its ids, which may be of either width: a forward dispatch in HT takes them from there,
-    /// and gradients of weights come in the order of a token's ids. Else callers give them again, and gradients come
+    /// Whether a handle keeps its ids, of either width: then a forward HT dispatch reads them from the handle, and
+    /// gradients of weights come in the order of a token's ids. Otherwise callers pass them again, and gradients come
     /// by ascending expert.
     pub keeps_ids: bool,
-    /// HT: rows lie by expert; a row that comes for several experts is there once for each.
+    /// HT: rows lie by expert; a row for several experts is there once for each.
     pub zones: Option<Zones>,
-    /// HT, of rows that do not lie by expert, where the handle keeps its ids: rows that there are on each rank; what comes
-    /// beyond is dropped. `None`: nothing is. The same on all ranks.
+    /// HT without zones, where the handle keeps its ids: the rows that each rank has room for; rows beyond are dropped.
+    /// `None`: no limit. The same on all ranks.
     pub most_rows: Option<usize>,
 }
 
-/// How the rows of a handle lie by expert: those of an expert together, by source rank, then token, filled up with zeros
-/// to a multiple of an alignment.
+/// How an HT handle's rows lie by expert: those of an expert together, by source rank, then token, padded with zeros to
+/// a multiple of an alignment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Zones {
     /// A power of two, as `rule::handle::alignment` checks.
     pub alignment: usize,
-    /// Slots that there are: what comes beyond is dropped, the last experts' first. `None`: nothing is.
+    /// Number of slots: rows beyond are dropped, the last experts' first. `None`: no limit.
     pub most_slots: Option<usize>,
 }
 
 impl Zones {
-    /// A zone of so many rows, with what fills it up.
+    /// The size of a zone of `rows`, with padding.
     pub fn padded(self, rows: usize) -> usize {
         rows.next_multiple_of(self.alignment)
     }
 
-    /// The most slots that there are for `rows` rows, each of at most `top_k` of the `experts` here.
+    /// The most slots that `rows` rows take, each for at most `top_k` of the `experts` here.
     pub fn most(self, rows: usize, top_k: usize, experts: usize) -> usize {
         let most = rows * top_k.min(experts) + experts * (self.alignment - 1);
         most / self.alignment * self.alignment
     }
 }
 
-/// Numbers of a caller's.
+/// An array of a caller's integers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Numbers {
     pub data: DevPtr,
     pub width: IntWidth,
 }
 
-/// What a routing tells its caller in HT, where he wants it.
+/// What an HT routing reports to its caller, if asked to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RoutingCounters {
-    /// `[L]`: received rows per local expert; with zones the slots of each, as far as there are.
+    /// `[L]`: received rows per local expert; with zones the slots of each, as far as there is room.
     pub experts: Option<Numbers>,
-    /// With zones, `[L]`: the first slot of each.
+    /// With zones, `[L]`: the first slot of each expert.
     pub offsets: Option<Numbers>,
-    /// `[1]`: received rows; with zones all slots, also those that are dropped.
+    /// `[1]`: received rows; with zones all slots, including dropped ones.
     pub total: Option<Numbers>,
 }
 
@@ -129,55 +129,55 @@ pub struct Routing {
     pub form: HandleForm,
 }
 
-/// The launch shape that a caller wants of one operation; zeros are the library's own. It fits the group's bound.
+/// The launch shape that a caller wants for one operation; zeros leave it to the library. Within the group's bound.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Launch {
     pub blocks: u32,
     /// Blocks that send.
     pub send_blocks: u32,
     pub threads: u32,
-    /// Not while the kernel before it runs.
+    /// Whether the kernel waits for the one before it to end.
     pub in_order: bool,
 }
 
 impl Launch {
-    /// Whether the library decides alone about the grid.
+    /// Whether the grid is left to the library.
     #[inline]
     pub fn is_own(self) -> bool {
         Self { in_order: false, ..self } == Self::default()
     }
 }
 
-/// What a rank-major LL dispatch sends beside its rows, and where it comes.
+/// What a rank-major LL dispatch sends beside its rows, and where it arrives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LlBeside {
     /// f32 `[T, K]`: the weights of this rank's tokens.
     pub weights: DevPtr,
-    /// `[R, M, K]`: ids, -1 for experts elsewhere and in rows that hold nothing.
+    /// `[R, M, K]`: ids, -1 for experts elsewhere and in unused rows.
     pub out_ids: Numbers,
-    /// The number of this rank's first expert among them.
+    /// The first local expert's number in `out_ids`.
     pub first_id: usize,
     /// f32 `[R, M, K]`: the weights of received tokens.
     pub out_weights: DevPtr,
 }
 
-/// LL dispatch: `tokens [T, H]` to `out [L, R*M, H]` or, rank-major, `[R, M, H]`, maybe with scales.
+/// LL dispatch: `tokens [T, H]` to `out [L, R*M, H]` or, rank-major, `[R, M, H]`, optionally with scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LlDispatch {
-    /// Element type and width of rows as they travel and arrive; those of the input rows, too, unless it is a cast.
+    /// Element type and width of rows as sent and received; also of the input rows, unless it is a cast.
     pub row: RowType,
     pub scaled: Option<Scaled>,
     pub tokens: DevPtr,
-    /// Where rows come; NULL as a phase is received whose rows nobody wants.
+    /// Where rows go; NULL in the receive phase of a dispatch whose rows nobody wants any more.
     pub out: DevPtr,
-    /// Rank-major: they are a view, in this bank of the library's.
+    /// Rank-major: `out` is the view in this bank of the library's.
     pub view: Option<ViewBank>,
     pub layout: Layout,
-    /// Rank-major: ids and weights.
+    /// Rank-major: the ids and weights.
     pub beside: Option<LlBeside>,
-    /// int32 `[L]` or, rank-major, `[R]`: rows received per local expert, or from each source.
+    /// int32 `[L]` or, rank-major, `[R]`: rows received per local expert or source rank.
     pub counter: Option<DevPtr>,
-    /// int64 `[R]`: the nanoseconds that the rank waits for each source are added.
+    /// int64 `[R]`: gets the nanoseconds of waiting for each source added.
     pub waits: Option<DevPtr>,
     pub launch: Launch,
 }
@@ -197,17 +197,17 @@ fn wire(payload: RowType, scaled: Option<Scaled>) -> WireRow {
 pub struct LlCombine {
     /// Element type and width of input and output rows.
     pub row: RowType,
-    /// Input rows, where dispatch put their tokens.
+    /// Input rows, in the places where dispatch put their tokens.
     pub expert_rows: DevPtr,
-    /// The bank of the view that the last dispatch of the handle has filled; it ends with this operation.
+    /// The bank of the view that the handle's last dispatch filled; this operation ends the view.
     pub view: Option<ViewBank>,
     pub layout: Layout,
-    /// f32 `[T, K]`; none rank-major, where the caller has applied them and summed the rows of a rank.
+    /// f32 `[T, K]`; none rank-major, where the caller has applied them and summed each rank's rows.
     pub weights: Option<DevPtr>,
     pub out: DevPtr,
-    /// How rows of experts are summed; without effect where the caller has.
+    /// How experts' rows are summed; ignored if the caller has summed them.
     pub sums: LlCombineMode,
-    /// As of a dispatch.
+    /// As in [`LlDispatch`].
     pub waits: Option<DevPtr>,
     pub launch: Launch,
 }
@@ -219,7 +219,7 @@ impl LlCombine {
     }
 }
 
-/// One LL operation; both kinds may be staged.
+/// An LL operation; both kinds may be staged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LlOp {
     Dispatch(LlDispatch),
@@ -234,7 +234,7 @@ impl LlOp {
         }
     }
 
-    /// int32 `[L]`, which a dispatch of rows by expert fills with their numbers, if it has a counter.
+    /// int32 `[L]` that a dispatch of rows by expert fills with their counts, if it has a counter.
     pub fn rows_of_experts(&self) -> Option<DevPtr> {
         match self {
             Self::Dispatch(op) if !op.layout.is_rank_major() => op.counter,
@@ -242,7 +242,7 @@ impl LlOp {
         }
     }
 
-    /// Whether each entry's row comes home: a combine that sums exactly rows that the caller has not summed.
+    /// Whether every entry's row goes home: an exact combine of rows that the caller has not summed.
     pub fn is_exact(&self) -> bool {
         matches!(self, Self::Combine(op) if op.is_exact())
     }
@@ -256,12 +256,12 @@ pub struct Rows {
     pub rows: usize,
 }
 
-/// Top-k ids (int64) and weights (f32) that travel with the tokens of a forward HT dispatch.
+/// Top-k ids (int64) and weights (f32) that travel with the tokens in a forward HT dispatch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IdsAndWeights {
-    /// int64 `[rows, K]`; of inputs, none where the handle keeps its ids; of outputs, none with zones.
+    /// int64 `[rows, K]`; as inputs none where the handle keeps its ids, as outputs none with zones.
     pub ids: DevPtr,
-    /// f32 `[rows, K]`; with zones outputs are `[rows]`.
+    /// f32 `[rows, K]`; outputs with zones are `[rows]`.
     pub weights: DevPtr,
     pub rows: usize,
 }
@@ -269,7 +269,7 @@ pub struct IdsAndWeights {
 /// HT dispatch: `tokens [T, H]` to `out [n, H]`, maybe with scales; forward with ids and weights, else tokens only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HtDispatch {
-    /// Element type and width of rows as they travel and arrive; those of the input rows, too, unless it is a cast.
+    /// Element type and width of rows as sent and received; also of the input rows, unless it is a cast.
     pub row: RowType,
     pub scaled: Option<Scaled>,
     pub tokens: DevPtr,
@@ -281,13 +281,13 @@ pub struct HtDispatch {
     pub routing_out: Option<IdsAndWeights>,
     /// int32 `[L]`: received tokens per local expert.
     pub counter: Option<DevPtr>,
-    /// The number of this rank's first expert among the ids that are delivered.
+    /// The first local expert's number in the delivered ids.
     pub first_id: usize,
-    /// Without zones: whether rows and scales that no token fills keep their content, and are not zeros.
+    /// Without zones: whether rows and scales that no token fills are left alone, instead of zeroed.
     pub keeps_rest: bool,
     pub launch: Launch,
     pub way: HtWay,
-    /// With zones, what the dispatch tells its caller as the routing has.
+    /// With zones, what the dispatch reports to its caller, like a routing.
     pub counters: RoutingCounters,
 }
 
@@ -300,25 +300,25 @@ impl HtDispatch {
 /// Backward weights of an HT combine: `input [n, K]` of the expert rank to `output [T, K]` at home.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WeightGradients {
-    /// f32, as dispatch delivers weights: local experts ascending, with zones one for each slot.
+    /// f32, as dispatch delivers weights: by ascending local expert; with zones one per slot.
     pub input: DevPtr,
-    /// f32, by ascending global expert id, then zeros; or by k.
+    /// f32, by ascending global expert, then zeros; or by k.
     pub output: DevPtr,
     /// Columns of both.
     pub top_k: usize,
-    /// Whether each goes to the ids that name its expert, which the handle keeps; zeros to the others.
+    /// Whether each gradient goes to the ids that name its expert, which the handle keeps; the others get zeros.
     pub by_k: bool,
 }
 
-/// How the rows of an HT operation go, as its caller wants.
+/// How the rows of an HT operation move, as its caller wants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HtWay {
-    /// As is faster by the library's rule.
+    /// Whichever is faster by the library's rule.
     #[default]
     Own,
     /// Through rings.
     Ring,
-    /// From or to memory that peers map, if it lies there.
+    /// Directly from or to memory that peers map, if the rows lie there.
     Straight,
 }
 
@@ -327,36 +327,36 @@ pub enum HtWay {
 pub struct HtCombine {
     /// Element type and width of input and output rows.
     pub row: RowType,
-    /// Input rows, in dispatch's order.
+    /// Input rows, in the order that dispatch delivered.
     pub expert_rows: Rows,
     pub out: DevPtr,
     /// Present in backward combines.
     pub gradients: Option<WeightGradients>,
-    /// As of an LL dispatch.
+    /// As in an LL dispatch.
     pub waits: Option<DevPtr>,
     pub launch: Launch,
     pub way: HtWay,
 }
 
-/// One of a group's banks of views, which rank-major dispatches without a tensor of the caller's fill by turns; its number
-/// is the same on all ranks.
+/// One of a group's banks of views, which rank-major dispatches without an output tensor fill in turn; the same on all
+/// ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ViewBank(usize);
 
 impl ViewBank {
     pub const COUNT: usize = 2;
 
-    /// The one with this number; there is none from [`ViewBank::COUNT`] on.
+    /// The bank with this number, if it is below [`ViewBank::COUNT`].
     pub fn at(index: usize) -> Option<Self> {
         (index < Self::COUNT).then_some(Self(index))
     }
 
-    /// Its number, below [`ViewBank::COUNT`].
+    /// Number of the bank, below [`ViewBank::COUNT`].
     pub fn index(self) -> usize {
         self.0
     }
 
-    /// The bank whose turn comes after this one's.
+    /// The next bank in turn.
     pub fn next(self) -> Self {
         Self((self.0 + 1) % Self::COUNT)
     }
@@ -365,19 +365,19 @@ impl ViewBank {
 /// Staged operations that one group may have in flight.
 pub const STAGED_SLOTS: usize = 2;
 
-/// One of a group's staged slots; its number is the same on all ranks.
+/// One of a group's staged slots; the same on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StagedSlot(usize);
 
 impl StagedSlot {
     pub const ALL: [Self; STAGED_SLOTS] = [Self(0), Self(1)];
 
-    /// Its number, below [`STAGED_SLOTS`].
+    /// Number of the slot, below [`STAGED_SLOTS`].
     pub fn index(self) -> usize {
         self.0
     }
 
-    /// Its own of `all`.
+    /// The element of `all` for this slot.
     pub fn of<T>(self, [first, second]: &[T; STAGED_SLOTS]) -> &T {
         match self.0 {
             0 => first,

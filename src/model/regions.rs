@@ -1,4 +1,4 @@
-//! Regions of an allocation, one after the other.
+//! Lays out the regions of an allocation, one after the other.
 
 /// Lays regions out, and yields their offsets and the total size.
 pub struct Regions {

@@ -1,6 +1,6 @@
-//! Which rows stay where ranks have no room for all: of those that come to a rank, in their order, the first ones.
+//! Which rows stay where ranks lack room for all: the first ones that a rank gets.
 
-/// The rows that each rank has room for yet; below zero, how many it drops.
+/// Remaining room for rows on each rank; below zero, the number of rows it drops.
 pub struct Room {
     left: Vec<i64>,
     local_experts: usize,
@@ -11,8 +11,8 @@ impl Room {
         Self { left: rows, local_experts }
     }
 
-    /// Takes the rows of the next token, one for each rank that its `ids` name. Those of ranks that have no room are -1
-    /// from here on. Whether there are any.
+    /// Takes the next token's rows, one for each rank that its `ids` name. Sets ids of full ranks to -1; returns
+    /// whether there were any.
     pub fn take(&mut self, ids: &mut [i64]) -> bool {
         let rank_of = |id: i64| usize::try_from(id).map_or(usize::MAX, |id| id / self.local_experts);
         let ranks: Vec<usize> = ids.iter().map(|&id| rank_of(id)).collect();
@@ -30,7 +30,7 @@ impl Room {
         drops
     }
 
-    /// Rows that `rank` has dropped.
+    /// How many rows `rank` has dropped.
     pub fn dropped(&self, rank: usize) -> usize {
         self.left.get(rank).map_or(0, |&left| usize::try_from(-left).unwrap_or(0))
     }

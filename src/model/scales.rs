@@ -1,14 +1,14 @@
-//! Rows with scales: what a dispatch does with its rows, how a cast makes scales, and where scales lie in memory.
+//! Rows with scales: what a dispatch does with its rows, how a cast makes scales, and the layout of scales in memory.
 //!
-//! A row travels as a *payload* and, if it has them, *scales*: a few numbers that belong to blocks of its elements. A
-//! dispatch moves rows as they are (opaque), moves rows and scales as they are (forward), or rounds rows to e4m3 while
-//! it sends them and makes the scales (cast). The tensors of the call decide which; no setting does. A cast and a
-//! forward of the same bytes are the same to the receiver.
+//! A row travels as a *payload* and, optionally, *scales*: a few numbers, each for a block of its elements. A dispatch
+//! moves rows as they are (opaque), moves rows and scales as they are (forward), or rounds rows to e4m3 as it sends
+//! them and makes the scales (cast). The tensors of the call decide which; there is no setting. The receiver cannot
+//! tell a cast from a forward of the same bytes.
 
 use crate::model::group::ROW_ALIGN;
 use crate::model::tensor::{DType, DevPtr, RowType};
 
-/// What a dispatch does with its rows, if there are scales on either side.
+/// What a dispatch does with its rows, if it has input or output scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Meaning {
     /// Moves rows and their scales as they are.
@@ -17,35 +17,35 @@ pub enum Meaning {
     Cast,
 }
 
-/// The tensors of a dispatch, as far as its meaning depends on them.
+/// The tensors of a dispatch, as far as they determine its meaning.
 #[derive(Clone, Copy, Debug)]
 pub struct Given {
     /// Type of the rows that are read.
     pub tokens: DType,
-    /// Whether their scales are given.
+    /// Whether there are input scales.
     pub scales: bool,
-    /// Type of the rows that are written, if the caller wants them.
+    /// Type of the rows that are written, if any are.
     pub out_tokens: Option<DType>,
-    /// Whether their scales are wanted.
+    /// Whether there are output scales.
     pub out_scales: bool,
 }
 
 /// Why a dispatch has no meaning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unclear {
-    /// Scales are sent, and nothing receives them.
+    /// Input scales without output scales.
     ScalesNotReceived,
-    /// Scales are to be received, but rows of this type cannot be cast.
+    /// Output scales, but rows of this type cannot be cast.
     NotCastable,
     /// A cast has no place for its rows.
     CastWithoutRows,
-    /// The types of rows differ, and it is no cast.
+    /// The types of rows differ, but it is not a cast.
     OtherType,
-    /// A cast to another 8-bit format than e4m3.
+    /// A cast to an 8-bit format other than e4m3.
     OtherCast,
 }
 
-/// The meaning of a dispatch with scales on either side.
+/// The meaning of a dispatch with input or output scales.
 pub fn meaning(given: &Given) -> Result<Meaning, Unclear> {
     match (given.scales, given.out_tokens) {
         (true, _) if !given.out_scales => Err(Unclear::ScalesNotReceived),
@@ -68,8 +68,8 @@ pub enum ScaleForm {
     Float,
     /// As float32, rounded up to a power of two.
     PowerOfTwo,
-    /// As the exponent byte of that power (UE8M0), one per element or four in a 32-bit element,
-    /// the first block in the lowest byte.
+    /// As the exponent byte of that power (UE8M0), one per element or four in a 32-bit element, the first block in the
+    /// lowest byte.
     Exponent,
 }
 
@@ -84,8 +84,8 @@ pub struct Cast {
 }
 
 impl Cast {
-    /// The cast of rows `[.., hidden]` of `from` that stores `scales`, of which `round` says whether
-    /// float32 ones are powers of two; `None` if no cast stores such scales.
+    /// The cast of rows `[.., hidden]` of `from` that stores `scales`; `round` makes float32 scales powers of two.
+    /// `None` if no cast stores such scales.
     pub fn new(from: DType, hidden: usize, scales: ScaleType, round: bool) -> Option<Self> {
         let (large, small) = cast_counts(scales.dtype, hidden)?;
         let [block, small_block] = BLOCKS;
@@ -103,7 +103,7 @@ impl Cast {
     }
 }
 
-/// The scales per row of `hidden` elements that a cast may store as `dtype`: for blocks of 128, and of 32.
+/// How many scales a cast that stores `dtype` makes per row of `hidden` elements: for blocks of 128, and of 32.
 pub fn cast_counts(dtype: DType, hidden: usize) -> Option<(usize, Option<usize>)> {
     let [large, small] = BLOCKS;
     match dtype {
@@ -132,7 +132,7 @@ impl ScaleType {
     }
 }
 
-/// A row as it travels: the same on all ranks of an operation.
+/// A row as it travels; the same on all ranks of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WireRow {
     pub payload: RowType,
@@ -144,22 +144,22 @@ impl WireRow {
         self.scales.map_or(0, ScaleType::bytes)
     }
 
-    /// Bytes of a slot for the row: the payload, then the scales, filled up to whole pieces.
+    /// Bytes of a slot for the row: the payload, then the scales padded to whole pieces.
     pub fn slot_bytes(self) -> usize {
         self.payload.bytes() + self.scale_bytes().next_multiple_of(ROW_ALIGN)
     }
 }
 
-/// Bytes of a row that travels: of its payload, and of its scales.
+/// Bytes of a row that travels, payload and scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowBytes {
     pub payload: usize,
-    /// Their scales; 0 without.
+    /// 0 without scales.
     pub scales: usize,
 }
 
 impl RowBytes {
-    /// The rows of two ranks in words: both parts if either row has scales.
+    /// The rows of two ranks in words; both parts are named if either row has scales.
     pub fn in_words(mine: Self, theirs: Self) -> [String; 2] {
         let scaled = mine.scales + theirs.scales > 0;
         [mine, theirs].map(
@@ -182,21 +182,20 @@ impl From<RowType> for WireRow {
     }
 }
 
-/// Where the scales of a tensor `[experts, rows, scales]` lie; an HT tensor has one "expert".
-/// Distances are in elements.
+/// Layout of a tensor of scales `[experts, rows, scales]`; an HT tensor has one "expert". Strides in elements:
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScaleLayout {
-    /// From an expert to the next.
+    /// from one expert to the next.
     pub expert: usize,
-    /// From a row to the next.
+    /// From one row to the next.
     pub row: usize,
-    /// From a scale of a row to the next.
+    /// From one scale of a row to the next.
     pub column: usize,
 }
 
 impl ScaleLayout {
-    /// The layout for these extents and `strides`, or the dense row-major one. `None` unless the
-    /// strides are row-major or column-major with a pitch, so that no two scales share memory.
+    /// The layout for these extents and `strides`, by default dense row-major. `None` unless the strides are row-major
+    /// or column-major with a pitch, so that no two scales share memory.
     pub fn new([experts, rows, columns]: [usize; 3], strides: Option<[usize; 3]>) -> Option<Self> {
         let dense = Self { expert: rows.saturating_mul(columns), row: columns, column: 1 };
         let Some([expert, row, column]) = strides else { return Some(dense) };
@@ -229,22 +228,22 @@ impl ScaleLayout {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScaleTensor {
     pub data: DevPtr,
-    /// Rows, of each expert in LL.
+    /// Rows; in LL, of each expert.
     pub rows: usize,
     pub layout: ScaleLayout,
 }
 
-/// Where the scales of the rows that are sent come from.
+/// Where the scales that are sent come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScaleSource {
     Forward(ScaleTensor),
     Cast(Cast),
 }
 
-/// The scales of a dispatch, which has at least one per row.
+/// The scales of a dispatch; at least one per row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Scaled {
-    /// Scales per row, as they travel and arrive.
+    /// Scales per row, as sent and received.
     pub scales: ScaleType,
     pub source: ScaleSource,
     pub out: ScaleTensor,

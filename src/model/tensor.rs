@@ -1,4 +1,4 @@
-//! Element types, with NCCL's numbers, rows of elements, and tensor descriptors as the library keeps them: copied.
+//! Element types with NCCL's numbers, rows of elements, and the library's copies of tensor descriptors.
 
 crate::named! {
     /// An NCCL element type, by NCCL's numbers.
@@ -30,7 +30,7 @@ impl DType {
         }
     }
 
-    /// Whether a combine sums rows of this type, and a cast rounds them: bf16, f16 and f32.
+    /// Whether a combine sums and a cast rounds rows of this type: bf16, f16 and f32.
     pub fn is_summable(self) -> bool {
         matches!(self, DType::Bfloat16 | DType::Float16 | DType::Float32)
     }
@@ -62,7 +62,7 @@ impl DevPtr {
 
 pub const MAX_DIMS: usize = 5;
 
-/// The first of `numbers`, and zeros.
+/// The first of `numbers`, padded with zeros.
 #[inline]
 fn first(numbers: &[u32]) -> [u32; MAX_DIMS] {
     std::array::from_fn(|index| numbers.get(index).copied().unwrap_or(0))
@@ -72,9 +72,9 @@ fn first(numbers: &[u32]) -> [u32; MAX_DIMS] {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tensor {
     pub data: DevPtr,
-    /// Element type; `None` if its number is not NCCL's.
+    /// Element type; `None` if the number is not NCCL's.
     pub dtype: Option<DType>,
-    // 32 bits, as in the kernels: an ABI with wider extents refuses those that do not fit.
+    // 32 bits, as in the kernels; an ABI with wider extents refuses larger ones.
     sizes: [u32; MAX_DIMS],
     dims: u32,
 }
@@ -91,13 +91,13 @@ impl Tensor {
         self.sizes.get(..self.dims as usize).unwrap_or_default()
     }
 
-    /// Bytes of a row of the last dimension, if it has any.
+    /// Bytes of a row of the last dimension, if there is one.
     pub fn row_bytes(&self) -> Option<usize> {
         Some(*self.sizes().last()? as usize * self.dtype?.size())
     }
 }
 
-/// Strides of a tensor that is not dense. Apart from it, as only scales may have them and every call copies tensors.
+/// Strides of a tensor that is not dense. Separate from `Tensor`, which every call copies: only scales have strides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Strides([u32; MAX_DIMS]);
 
@@ -107,7 +107,7 @@ impl Strides {
         Self(first(strides))
     }
 
-    /// Those of the first `dims` dimensions.
+    /// The strides of the first `dims` dimensions.
     pub fn of(&self, dims: usize) -> &[u32] {
         self.0.get(..dims).unwrap_or_default()
     }

@@ -1,13 +1,13 @@
 //! Which ranks can reach each other's memory.
 //!
-//! A node is a set of ranks with the same identity (`NCCL_HOSTID`, else the kernel's boot id), not
-//! a range of rank numbers: ranks may be distributed over the machines in any order.
+//! A node is a set of ranks with the same identity (`NCCL_HOSTID`, else the kernel's boot id), not a range of ranks:
+//! ranks may be distributed over the machines in any order.
 
 use crate::model::group::NodeSums;
 use crate::model::hash::fnv1a;
 use crate::model::ids::{GroupRank, LocalRank, Node};
 
-/// Bytes of a node identity, as ranks exchange them.
+/// Bytes of a node's identity in exchanges.
 pub const NODE_ID_BYTES: usize = 64;
 
 /// The identity of the node that a rank runs on.
@@ -15,7 +15,7 @@ pub const NODE_ID_BYTES: usize = 64;
 pub struct NodeId(pub [u8; NODE_ID_BYTES]);
 
 impl NodeId {
-    /// The identity for `text`: the text itself if it fits, else its two ends and a hash of the whole.
+    /// The identity for `text`: the text itself if it fits, else both its ends and a hash of the whole.
     pub fn from_text(text: &str) -> Self {
         let mut id = [0; NODE_ID_BYTES];
         let bytes = text.trim().as_bytes();
@@ -36,7 +36,7 @@ impl NodeId {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Topology {
     sums: NodeSums,
-    /// Of each rank.
+    /// By rank.
     places: Vec<Place>,
     /// The ranks of each node, ascending.
     nodes: Vec<Vec<GroupRank>>,
@@ -45,7 +45,7 @@ pub struct Topology {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Place {
     node: Node,
-    /// How many ranks of its node come before it.
+    /// How many ranks of its node precede it.
     local: LocalRank,
 }
 
@@ -71,12 +71,12 @@ impl Topology {
         Self { sums: NodeSums::default(), places, nodes }
     }
 
-    /// The same, where the sums of nodes are added like this.
+    /// The topology, with this way to add the sums of nodes.
     pub fn with_sums(self, sums: NodeSums) -> Self {
         Self { sums, ..self }
     }
 
-    /// The place of `rank`'s node in invariant sums of its tokens; in others it comes first.
+    /// The position of `rank`'s node in invariant sums of its tokens; otherwise `None`: it comes first.
     pub fn own_place(&self, rank: GroupRank) -> Option<Node> {
         (self.sums == NodeSums::Invariant && self.nodes() > 1).then(|| self.node_of(rank))
     }
@@ -97,13 +97,13 @@ impl Topology {
         self.place(rank).node
     }
 
-    /// The *local index* of `rank`: how many ranks of its node come before it. Those map each other's memory.
+    /// The *local index* of `rank`: how many ranks of its node precede it. The ranks of a node map each other's memory.
     pub fn local_index(&self, rank: GroupRank) -> LocalRank {
         self.place(rank).local
     }
 
-    /// How many nodes after `rank`'s own the node of `other` comes around the ring; 0 for the same
-    /// node. Sums over nodes follow this order, unless they are invariant.
+    /// How many nodes after `rank`'s own the node of `other` comes in ring order; 0 on the same node. Sums over nodes
+    /// follow this order, unless they are invariant.
     pub fn distance(&self, rank: GroupRank, other: GroupRank) -> usize {
         let [from, to] = [rank, other].map(|it| self.node_of(it).index());
         (from + self.nodes() - to) % self.nodes().max(1)
@@ -114,8 +114,8 @@ impl Topology {
         self.nodes.get(node.index()).map_or(&[], Vec::as_slice)
     }
 
-    /// Whether all nodes have as many ranks. Then the ranks with one local index are a *rail*: each is the
-    /// rail peer of all the others.
+    /// Whether all nodes have equally many ranks. Then the ranks with the same local index form a *rail* and are each
+    /// other's rail peers.
     pub fn has_equal_nodes(&self) -> bool {
         let sizes = || self.nodes.iter().map(Vec::len);
         sizes().min() == sizes().max()
@@ -128,14 +128,14 @@ impl Topology {
         ranks.get(self.local_index(rank).index() % ranks.len().max(1)).copied().unwrap_or(rank)
     }
 
-    /// The rail peers of `rank`, that of the node before its own first: the order in which sums add the nodes.
+    /// The rail peers of `rank`, beginning with the node before its own: the order in which sums add the nodes.
     pub fn rail_peers(&self, rank: GroupRank) -> Vec<GroupRank> {
         let (own, nodes) = (self.node_of(rank).index(), self.nodes());
         let before = |distance| Node::new((own + nodes - distance) % nodes);
         (1..nodes).map(|it| self.forwarder(rank, before(it))).collect()
     }
 
-    /// The ranks that `rank` forwards for on its node: itself first, then others in the order of nodes, then ranks.
+    /// The ranks that `rank` forwards for on its node: itself first, then others by node, then rank.
     pub fn forwarded_by(&self, rank: GroupRank) -> Vec<GroupRank> {
         let own = self.node_of(rank);
         let others = self.nodes.iter().flatten().copied().filter(|&it| self.node_of(it) != own);
@@ -147,7 +147,7 @@ impl Topology {
 pub(crate) mod tests {
     use super::*;
 
-    /// Ranks on the nodes that the letters name.
+    /// A topology with a letter per rank that names its node.
     pub fn on_nodes(names: &str) -> Topology {
         let id = |name: char| NodeId::from_text(&name.to_string());
         Topology::from_ids(&names.chars().map(id).collect::<Vec<_>>())

@@ -28,7 +28,7 @@ impl<'a> Argument<'a> {
         Self::optional(role, tensor).ok_or_else(|| Self::missing(role))
     }
 
-    /// The refusal of a call without the tensor in `role`.
+    /// The refusal of a call that lacks the tensor in `role`.
     #[cold]
     pub fn missing(role: Role) -> Error {
         Error::argument(Subject::Tensor(role), OfTensor::Required)
@@ -57,7 +57,7 @@ impl<'a> Argument<'a> {
         Err(Error::argument(Subject::Dims(self.role), OfTensor::Dims).got(got, dims))
     }
 
-    /// Checks that dimension `index` is exactly `expected`, which is `what`.
+    /// Checks that dimension `index` is exactly `expected`; `what` names that number in a refusal.
     #[inline]
     pub fn size_is(self, index: usize, expected: usize, what: Extent) -> Result<Self> {
         if self.size(index) == expected {
@@ -66,7 +66,7 @@ impl<'a> Argument<'a> {
         Err(self.wrong_size(index, OfTensor::Exactly(what), &expected))
     }
 
-    /// Checks that dimension `index` is at least `least`, which is `what`.
+    /// Checks that dimension `index` is at least `least`; `what` as above.
     pub fn size_at_least(self, index: usize, least: usize, what: Extent) -> Result<Self> {
         if self.size(index) >= least {
             return Ok(self);
@@ -75,7 +75,7 @@ impl<'a> Argument<'a> {
         Err(self.wrong_size(index, OfTensor::AtLeast(what), &expected))
     }
 
-    /// Checks that dimension `index` is at most `most`, which is `what`.
+    /// Checks that dimension `index` is at most `most`; `what` as above.
     pub fn size_at_most(self, index: usize, most: usize, what: Extent) -> Result<Self> {
         if self.size(index) <= most {
             return Ok(self);
@@ -84,7 +84,7 @@ impl<'a> Argument<'a> {
         Err(self.wrong_size(index, OfTensor::AtMost(what), &expected))
     }
 
-    // Errors are made out of line: the checks are a large part of an operation's host time.
+    // Errors are built out of line: the checks are a large part of an operation's host time.
     #[cold]
     fn wrong_size(&self, index: usize, rule: OfTensor, expected: &dyn fmt::Display) -> Error {
         Error::argument(Subject::Size(self.role, index), rule).got(self.size(index), expected)
@@ -104,7 +104,7 @@ impl<'a> Argument<'a> {
         }
     }
 
-    /// The address; refuses NULL unless the tensor is empty, and addresses that `align` does not divide.
+    /// The address; refuses NULL unless the tensor is empty, and addresses that are not multiples of `align`.
     pub fn data(&self, align: usize) -> Result<DevPtr> {
         let data = self.tensor.data;
         let subject = Subject::Data(self.role);
@@ -118,7 +118,7 @@ impl<'a> Argument<'a> {
         Ok(data)
     }
 
-    /// The same of a tensor that may be without data.
+    /// The same for a tensor that may have no data.
     pub fn data_or_none(&self, align: usize) -> Result<DevPtr> {
         match self.tensor.data {
             none if none.is_null() => Ok(none),
@@ -126,7 +126,7 @@ impl<'a> Argument<'a> {
         }
     }
 
-    /// The element type, if it is one.
+    /// The element type, if it is NCCL's.
     #[inline]
     pub fn known_dtype(&self) -> Result<DType> {
         match self.tensor.dtype {
@@ -145,7 +145,7 @@ impl<'a> Argument<'a> {
         self.tensor.sizes().len()
     }
 
-    /// The rows that a combine sums, of the token tensor whose last dimension is `index`.
+    /// The rows that a combine sums: those of a token tensor with last dimension `index`.
     #[inline]
     pub fn summable_row(&self, index: usize, facts: &GroupFacts) -> Result<RowType> {
         let dtype = self.known_dtype()?;
@@ -158,7 +158,7 @@ impl<'a> Argument<'a> {
         Error::usage(subject, OfTensor::Summable).got(got, "bfloat16, float16 or float32")
     }
 
-    /// Rows of `dtype` with the width of this token tensor, whose last dimension is `index`.
+    /// The type of rows of `dtype` as wide as this token tensor's, whose last dimension is `index`.
     #[inline]
     pub fn row(&self, index: usize, dtype: DType, facts: &GroupFacts) -> Result<RowType> {
         let row = RowType { dtype, hidden: self.size(index) };
@@ -170,7 +170,7 @@ impl<'a> Argument<'a> {
         Ok(row)
     }
 
-    /// Checks that `bytes` per row are within the group's bound.
+    /// Checks `bytes` per row against the group's bound.
     #[inline]
     pub fn row_fits(&self, index: usize, bytes: usize, rule: OfTensor, facts: &GroupFacts) -> Result<()> {
         if bytes <= facts.row_bytes {
@@ -184,14 +184,14 @@ impl<'a> Argument<'a> {
         Error::argument(Subject::Size(self.role, index), rule).got(format_args!("{bytes} bytes"), expected)
     }
 
-    /// Checks that this token tensor has rows of type `row`; `index` is its last dimension.
+    /// Checks that this token tensor, with last dimension `index`, has rows of type `row`.
     pub fn row_is(self, index: usize, row: RowType) -> Result<Self> {
         self.dtype_is(row.dtype)?.size_is(index, row.hidden, Extent::InputHidden)
     }
 }
 
-/// The address of the counter in `role`, int32 `[L]`, if the caller passed one. `sized`, a rule of
-/// its extent, decides whether it may be longer.
+/// The address of the counter in `role`, int32 `[L]`, if the caller passed one. `sized`, a rule for its extent, decides
+/// whether it may be longer.
 pub fn expert_counter<'a>(
     role: Role,
     counter: Option<&'a Tensor>,
@@ -201,7 +201,7 @@ pub fn expert_counter<'a>(
     self::counter(role, counter, |counter| sized(counter, 0, facts.local_experts(), Extent::LocalExperts))
 }
 
-/// The same of any counter, int32 in one dimension.
+/// The same for any one-dimensional int32 counter.
 pub fn counter<'a>(
     role: Role,
     counter: Option<&'a Tensor>,

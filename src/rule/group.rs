@@ -66,7 +66,7 @@ fn row_bytes(settings: &GroupSettings) -> Result<usize> {
     Ok(bytes)
 }
 
-/// Refuses what is not possible over several nodes.
+/// Refuses what is impossible over several nodes.
 pub fn check_nodes(facts: &GroupFacts, topology: &Topology) -> Result<()> {
     let low_latency = facts.algorithm == Algorithm::LowLatency;
     if topology.nodes() > 1 && low_latency && facts.ll_combine == LlCombineMode::Exact {

@@ -15,7 +15,7 @@ pub struct HandleTensors {
     pub counter: Option<Tensor>,
     /// The same in mapped pinned host memory.
     pub host_counter: Option<Tensor>,
-    /// HT: others, which an ABI has checked.
+    /// HT: the other counters, which an ABI has checked.
     pub counters: RoutingCounters,
 }
 
@@ -27,7 +27,7 @@ pub enum Counter {
     Host(DevPtr),
 }
 
-/// Checks the ids `[T, K]`; they have 64 bits, as kernels read no others, or any width where the handle keeps them.
+/// Checks the ids `[T, K]`: 64 bits, which is all that kernels read, or any width where the handle keeps them.
 pub fn routing(facts: &GroupFacts, ids: &Tensor, form: HandleForm) -> Result<Routing> {
     let width = match ids.dtype.and_then(IntWidth::of) {
         Some(width) if form.keeps_ids => width,
@@ -49,7 +49,7 @@ pub fn routing(facts: &GroupFacts, ids: &Tensor, form: HandleForm) -> Result<Rou
     Ok(Routing { ids: ids.data(width.bytes())?, width, tokens: ids.size(0), top_k: ids.size(1), form })
 }
 
-/// The routing of so many tokens as `rows` has, which a caller's memory has to hold already; its ids are not known.
+/// The routing of `rows`' number of tokens, which a caller's memory must hold already; its ids are unknown.
 pub fn routed_before(
     facts: &GroupFacts,
     (role, rows): (Role, Option<&Tensor>),
@@ -60,13 +60,13 @@ pub fn routed_before(
     Ok(Routing { ids: DevPtr::default(), width: IntWidth::Bits64, tokens: rows.size(0), top_k, form })
 }
 
-/// Checks that the ids are so many per token as the handle's memory was made for.
+/// Checks that there are as many ids per token as the handle's memory was sized for.
 pub fn has_top_k(tensors: &HandleTensors, top_k: usize) -> Result<()> {
     Argument::new(Role::Ids, &tensors.ids).size_is(1, top_k, Extent::HandleTopK).map(drop)
 }
 
-/// Checks to what the rows of each expert are filled up, where a token has at most `top_k` ids: kernels count all that
-/// may come to a rank in 31 bits.
+/// Checks the alignment of zones in handles with at most `top_k` ids per token: kernels count all the slots that a rank
+/// may need in 31 bits.
 pub fn alignment(facts: &GroupFacts, alignment: usize, top_k: usize) -> Result<()> {
     let fail = |text| Error::new(Code::InvalidArgument, text);
     if !alignment.is_power_of_two() {
@@ -82,7 +82,7 @@ pub fn alignment(facts: &GroupFacts, alignment: usize, top_k: usize) -> Result<(
     Ok(())
 }
 
-/// Checks memory of a caller's for the block of a handle, which takes `needed` of its `bytes`.
+/// Checks a caller's memory of `bytes` for the block of a handle, which takes `needed`.
 pub fn memory(memory: DevPtr, bytes: usize, needed: usize) -> Result<GivenBlock> {
     let fail = |text| Error::new(Code::InvalidArgument, text);
     if memory.0 == 0 || !memory.0.is_multiple_of(BLOCK_ALIGN) {

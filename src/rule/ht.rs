@@ -11,8 +11,8 @@ use crate::rule::argument::{Argument, expert_counter};
 use crate::rule::rows::{self, DispatchRows, Received};
 use crate::rule::{CombineTensors, DispatchTensors};
 
-/// Checks a dispatch. With ids among the inputs, or with weights where the handle keeps its ids, it is a forward
-/// dispatch, else it sends tokens only.
+/// Checks a dispatch. It is a forward dispatch if its inputs have ids, or have weights where the handle keeps its ids;
+/// else it sends tokens only.
 pub fn dispatch(facts: &GroupFacts, routing: &Routing, tensors: &DispatchTensors<'_>) -> Result<HtDispatch> {
     let tokens = Argument::required(Role::TokensIn, tensors.tokens)?.dims(2)?;
     let out = Argument::optional(Role::TokensOut, tensors.out_tokens);
@@ -68,7 +68,7 @@ fn forward_inputs(routing: &Routing, tensors: &DispatchTensors<'_>) -> Result<Op
     Ok(Some(IdsAndWeights { ids: ids.data(8)?, weights: weights.data(4)?, rows: routing.tokens }))
 }
 
-/// Weights `[T, K]` for the ids of the handle.
+/// Weights `[T, K]` for ids that the handle keeps.
 fn kept_ids(routing: &Routing, tensors: &DispatchTensors<'_>) -> Result<Option<IdsAndWeights>> {
     let Some(weights) = Argument::optional(Role::WeightsIn, tensors.weights) else { return Ok(None) };
     let weights = weights_of(weights, routing.top_k)?.size_is(0, routing.tokens, Extent::HandleTokens)?;
@@ -122,14 +122,14 @@ pub fn combine(facts: &GroupFacts, routing: &Routing, tensors: &CombineTensors<'
     })
 }
 
-/// Refuses outputs of a dispatch that cannot hold the rows that come here, if the caller was told
-/// how many. Otherwise the kernels find out, and the group fails.
+/// Refuses outputs of a dispatch that cannot hold the rows that come here, if the caller was told how many. If not, the
+/// kernels find out, and the group fails.
 pub fn dispatch_holds(op: &HtDispatch, told: Option<usize>) -> Result<()> {
     holds(Role::TokensOut, op.out.map_or(usize::MAX, |out| out.rows), told)?;
     holds(Role::IdsOut, op.routing_out.map_or(usize::MAX, |out| out.rows), told)
 }
 
-/// Refuses a combine of fewer rows than came here, likewise.
+/// The same for a combine of fewer rows than came here.
 pub fn combine_holds(op: &HtCombine, told: Option<usize>) -> Result<()> {
     holds(Role::TokensIn, op.expert_rows.rows, told)
 }

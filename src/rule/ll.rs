@@ -10,8 +10,8 @@ use crate::rule::argument::{Argument, counter, expert_counter};
 use crate::rule::rows::{self, DispatchRows, Received};
 use crate::rule::{CombineTensors, DispatchTensors};
 
-/// Checks a dispatch: tokens `[T, H]` to `[L, rows, H]`, optional counter `[L]`. If it delivers ids, it is rank-major:
-/// to `[R, M, H]`, with weights `[T, K]`, optional counter `[R]`. Rows without an address are left in a view.
+/// Checks a dispatch: tokens `[T, H]` to `[L, rows, H]`, optional counter `[L]`. One that delivers ids is rank-major:
+/// to `[R, M, H]`, with weights `[T, K]`, optional counter `[R]`. An output of NULL leaves the rows in a view.
 pub fn dispatch(facts: &GroupFacts, routing: &Routing, tensors: &DispatchTensors<'_>) -> Result<LlDispatch> {
     let tokens = Argument::required(Role::TokensIn, tensors.tokens)?.dims(2)?;
     let out = Argument::required(Role::TokensOut, tensors.out_tokens)?;
@@ -43,7 +43,7 @@ pub fn dispatch(facts: &GroupFacts, routing: &Routing, tensors: &DispatchTensors
 }
 
 /// Checks the ids and weights of a rank-major dispatch.
-// Apart, as are rows with scales.
+// Out of line, like rows with scales.
 #[inline(never)]
 fn beside(
     layout: Layout,
@@ -58,7 +58,7 @@ fn beside(
             Extent::HandleTopK,
         )
     };
-    // As wide as those of this handle may be.
+    // Any width that this handle's ids may have.
     let width = match ids.dtype.and_then(IntWidth::of) {
         Some(width) if routing.form.keeps_ids => width,
         _ => IntWidth::Bits64,
@@ -84,8 +84,8 @@ fn of_tokens<'a>(weights: Argument<'a>, routing: &Routing) -> Result<Argument<'a
     )
 }
 
-/// Checks a combine of rows that lie as those of the last dispatch: tokens `[L, rows, H]` and weights `[T, K]`, or
-/// tokens `[R, M, H]` alone, to tokens `[T, H]`.
+/// Checks a combine of rows in the layout of the last dispatch: tokens `[L, rows, H]` and weights `[T, K]`, or tokens
+/// `[R, M, H]` alone, to tokens `[T, H]`.
 pub fn combine(
     facts: &GroupFacts,
     routing: &Routing,

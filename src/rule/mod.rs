@@ -1,7 +1,7 @@
-//! Plain data of a call -> checked operations.
+//! Turns the plain data of a call into checked operations.
 //!
-//! Every rule for arguments is here, once; a broken rule is data (`error::refusal`). Pure: no
-//! pointer is dereferenced, nothing is stored.
+//! Every rule for arguments is here, once; a broken rule is data (`error::refusal`). Pure: no pointer is dereferenced,
+//! nothing is stored.
 
 pub mod argument;
 pub mod group;
@@ -21,17 +21,17 @@ pub struct DispatchTensors<'a> {
     pub tokens: Option<&'a Tensor>,
     /// Their scales.
     pub scales: Option<&'a Tensor>,
-    /// The strides of these; `None` if they are dense.
+    /// Strides of the scales; `None` if they are dense.
     pub scale_strides: Option<&'a Strides>,
-    /// Their ids; HT delivers them.
+    /// Ids of the tokens; HT delivers them.
     pub ids: Option<&'a Tensor>,
-    /// Their weights; HT delivers them.
+    /// Weights of the tokens; HT delivers them.
     pub weights: Option<&'a Tensor>,
     /// Gets the received rows.
     pub out_tokens: Option<&'a Tensor>,
     /// Gets their scales.
     pub out_scales: Option<&'a Tensor>,
-    /// The strides of these; `None` if they are dense.
+    /// Strides of the scales; `None` if they are dense.
     pub out_scale_strides: Option<&'a Strides>,
     /// Gets the received tokens' ids.
     pub out_ids: Option<&'a Tensor>,
@@ -39,18 +39,18 @@ pub struct DispatchTensors<'a> {
     pub out_weights: Option<&'a Tensor>,
     /// Gets the received tokens per local expert.
     pub counter: Option<&'a Tensor>,
-    /// Not 0: the float32 scales of a cast are powers of two.
+    /// If not 0, the float32 scales of a cast are powers of two.
     pub round_scales: u32,
-    /// Whether delivered ids are those of all experts, not of this rank's.
+    /// Whether delivered ids number all experts, instead of this rank's.
     pub global_ids: bool,
-    /// HT without zones: whether rows and scales that no token fills keep their content, and are not zeros.
+    /// HT without zones: whether rows and scales that no token fills are left alone, instead of zeroed.
     pub keeps_rest: bool,
-    /// HT with zones: what the dispatch tells as a routing does; an ABI has checked them.
+    /// HT with zones: what the dispatch reports, like a routing; checked by the ABI.
     pub counters: RoutingCounters,
 }
 
 impl DispatchTensors<'_> {
-    /// The number of this rank's first expert among the ids that are delivered.
+    /// The first local expert's number in the delivered ids.
     fn first_id(&self, facts: &GroupFacts) -> usize {
         if self.global_ids { facts.experts_of(facts.rank).start } else { 0 }
     }
@@ -63,14 +63,14 @@ pub struct CombineTensors<'a> {
     pub tokens: Option<&'a Tensor>,
     /// Their scales.
     pub scales: Option<&'a Tensor>,
-    /// Weights beside the rows: in HT gradients, in LL an alternative to `token_weights`.
+    /// Weights beside the rows: gradients in HT, an alternative to `token_weights` in LL.
     pub weights: Option<&'a Tensor>,
     /// Weights of this rank's tokens; LL applies them.
     pub token_weights: Option<&'a Tensor>,
     /// Gets the rows of this rank's tokens.
     pub out_tokens: Option<&'a Tensor>,
-    /// Their scales.
+    /// Gets the scales of these rows.
     pub out_scales: Option<&'a Tensor>,
-    /// Gets the gradients of their weights.
+    /// Gets the gradients of the weights.
     pub out_weights: Option<&'a Tensor>,
 }

@@ -1,4 +1,4 @@
-//! Rules for the rows of a dispatch and their scales, the same in LL and in HT.
+//! Rules for the rows of a dispatch and their scales, shared by LL and HT.
 
 use crate::error::refusal::{Extent, OfTensor, Role, Subject};
 use crate::error::{Error, Result};
@@ -12,7 +12,7 @@ use crate::model::tensor::{DType, DevPtr, RowType, Strides};
 use crate::rule::argument::Argument;
 use crate::rule::{CombineTensors, DispatchTensors};
 
-/// The tensor of received rows, of which the last dimension is not checked yet.
+/// The tensor of received rows; its last dimension is not checked yet.
 #[derive(Clone, Copy, Debug)]
 pub struct Received<'a> {
     /// The tensor; HT may have none.
@@ -21,14 +21,14 @@ pub struct Received<'a> {
 }
 
 impl Received<'_> {
-    /// The address of `out`; none, rank-major, asks for a view.
+    /// The address of `out`; rank-major, NULL asks for a view.
     #[inline]
     fn data_of(&self, out: Argument<'_>) -> Result<DevPtr> {
         if self.layout.is_rank_major() { out.data_or_none(ROW_ALIGN) } else { out.data(ROW_ALIGN) }
     }
 }
 
-/// A tensor of received rows, of which the last dimension is not checked yet.
+/// Checks a tensor of received rows, except for its last dimension.
 pub fn received(tensor: Argument<'_>, layout: Layout) -> Result<Argument<'_>> {
     let tensor = tensor.dims(layout.dims() + 1)?;
     match layout {
@@ -45,7 +45,7 @@ pub fn received(tensor: Argument<'_>, layout: Layout) -> Result<Argument<'_>> {
 /// The checked rows of a dispatch.
 #[derive(Clone, Copy, Debug)]
 pub struct DispatchRows {
-    /// As they travel and arrive.
+    /// As sent and received.
     pub row: RowType,
     pub scaled: Option<Scaled>,
     /// Rows that are read.
@@ -54,8 +54,8 @@ pub struct DispatchRows {
     pub out: Option<DevPtr>,
 }
 
-/// Checks the rows and scales of a dispatch: `[T, H]` of `tokens` to those `received`.
-// Inlined, and rows with scales apart: the checks are a large part of an operation's host time.
+/// Checks the rows and scales of a dispatch of `[T, H]` tokens.
+// Inlined, with the code for scales out of line: the checks are a large part of an operation's host time.
 #[inline]
 pub fn dispatch(
     facts: &GroupFacts,
@@ -123,7 +123,7 @@ fn sized<'a>(
     Ok((tokens, out.map(|out| out.size_is(last, row.hidden, Extent::InputHidden)).transpose()?))
 }
 
-/// What the tensors say that is to be done.
+/// What the tensors ask for.
 fn meaning(from: DType, received: &Received<'_>, tensors: &DispatchTensors<'_>) -> Result<Meaning> {
     let out = received.out.map(|out| out.known_dtype()).transpose()?;
     let given = Given {
@@ -149,7 +149,7 @@ fn refuse(unclear: Unclear, from: DType, out: Option<DType>) -> Error {
     }
 }
 
-/// Scales `[T, S]` that are sent as they are; `None` if S is 0.
+/// Scales `[T, S]` to send unchanged; `None` if S is 0.
 fn forward(routing: &Routing, received: &Received<'_>, tensors: &DispatchTensors<'_>) -> Result<Option<Scaled>> {
     let source = Argument::required(Role::ScalesIn, tensors.scales)?.dims(2)?;
     let dtype = source.known_dtype()?;
@@ -173,7 +173,7 @@ fn forward(routing: &Routing, received: &Received<'_>, tensors: &DispatchTensors
     Ok((count > 0).then_some(Scaled { scales: ScaleType { dtype, count }, source: ScaleSource::Forward(source), out }))
 }
 
-/// Scales that a cast of rows `[.., hidden]` of `from` makes.
+/// The scales that a cast of rows `[.., hidden]` of `from` makes.
 fn cast((from, hidden): (DType, usize), received: &Received<'_>, tensors: &DispatchTensors<'_>) -> Result<Scaled> {
     let out = out_scales(received, tensors)?;
     let stored = out.known_dtype()?;
@@ -182,7 +182,7 @@ fn cast((from, hidden): (DType, usize), received: &Received<'_>, tensors: &Dispa
     };
     let last = received.layout.dims();
     let scales = ScaleType {
-        // Ranks agree on the bits, not on the sign of their type.
+        // Ranks must agree on the bits, whether their type is signed or not.
         dtype: match stored {
             DType::Uint32 => DType::Int32,
             other => other,
@@ -204,7 +204,7 @@ fn cast((from, hidden): (DType, usize), received: &Received<'_>, tensors: &Dispa
     })
 }
 
-/// The tensor of received scales, of which the last dimension is not checked yet.
+/// The tensor of received scales; its last dimension is not checked yet.
 fn out_scales<'a>(received: &Received<'_>, tensors: &DispatchTensors<'a>) -> Result<Argument<'a>> {
     let out = Argument::required(Role::ScalesOut, tensors.out_scales)?.dims(received.layout.dims() + 1)?;
     match (received.layout, received.out) {
@@ -217,7 +217,7 @@ fn out_scales<'a>(received: &Received<'_>, tensors: &DispatchTensors<'a>) -> Res
     }
 }
 
-/// Where scales of `width` bytes lie, for rows that lie as `layout` says.
+/// The layout of scales of `width` bytes for rows in `layout`.
 fn place(
     role: Role,
     (tensor, strides): (Argument<'_>, Option<&Strides>),

@@ -9,7 +9,7 @@ const HIDDEN: usize = 256;
 const EXPERTS: usize = 2;
 const SLOTS: usize = 12;
 
-/// An LL dispatch of rows of `from` to rows of `to`, whose scales have these types and so many columns.
+/// An LL dispatch of rows of `from` to rows of `to`, with scales of these types; `count` columns arrive.
 fn check(from: DType, to: DType, sent: Option<DType>, (out, count): (DType, usize)) -> Result<DispatchRows> {
     let tensor = |dtype, sizes: &[usize]| {
         let sizes: Vec<u32> = sizes.iter().map(|&size| size as u32).collect();

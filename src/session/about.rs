@@ -1,4 +1,4 @@
-//! What is worth telling about a new group, in one line.
+//! The one-line description of a new group.
 
 use crate::backend::Profile;
 use crate::backend::nccl::Communicator;
@@ -8,7 +8,7 @@ use std::fmt::{Display, Formatter, Result};
 /// A group as one rank sees it.
 #[derive(Debug)]
 pub struct About {
-    /// The rank's device, as the process numbers them.
+    /// The rank's device, by the process's numbering.
     pub device: usize,
     facts: GroupFacts,
     nodes: usize,
@@ -20,7 +20,7 @@ pub struct About {
 }
 
 impl About {
-    /// A group over `comm` with these facts, whose ranks are on `nodes` nodes, whose sums are added like `sums`.
+    /// Describes a group over `comm`, with ranks on `nodes` nodes whose sums are added as `sums` says.
     pub(super) fn new(
         comm: &Communicator,
         facts: GroupFacts,

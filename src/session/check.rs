@@ -1,7 +1,7 @@
-//! `NCCL_EP_CHECK=1`: looks at ids and weights before they are used, and makes visible what is read beyond the rows that
-//! a dispatch delivers. Slow, as each call waits for its stream.
+//! `NCCL_EP_CHECK=1`: looks at ids and weights before they are used, and exposes reads beyond the rows that a dispatch
+//! delivers. Slow, as each call waits for its stream.
 //!
-//! A check refuses nothing: what it reports is defined. Inside a capture nothing can be looked at.
+//! A check refuses nothing: what it reports has defined behaviour. During capture it cannot look.
 
 use crate::backend::device::Device;
 use crate::env::Env;
@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 /// NaN in every floating-point type, UE8M0 among them; -1 in an integer.
 const POISON: u8 = 0xff;
-/// How much of it is copied at a time.
+/// Size of the piece of poison that is copied at a time.
 const POISON_BYTES: usize = 1 << 20;
 const LL_DISPATCH: &str = "low-latency dispatch";
 const PAUSE: Duration = Duration::from_micros(50);
@@ -34,18 +34,18 @@ pub(super) struct Checks {
 }
 
 impl Checks {
-    /// Those of a group, if the environment asks for them.
+    /// The checks of a group, if the environment asks for them.
     pub(super) fn wanted(env: &Env, facts: &GroupFacts, patience: Duration, device: Arc<dyn Device>) -> Option<Self> {
         env.check.then(|| Self { device, facts: *facts, patience, told_of_captures: AtomicBool::new(false) })
     }
 
-    /// Before an HT handle is made of `routing`.
+    /// Called before an HT handle is made of `routing`.
     pub(super) fn ht_handle(&self, routing: &Routing, stream: Stream) {
         let call = "high-throughput handle";
         self.during(call, stream, || self.look(call, routing, None));
     }
 
-    /// Before an HT dispatch. Its ids were looked at with the handle.
+    /// Called before an HT dispatch. Its ids were checked with the handle.
     pub(super) fn ht_dispatch(&self, routing: &Routing, op: &HtDispatch, stream: Stream) {
         let Some(own) = op.routing_in else { return };
         if routing.form.keeps_ids {
@@ -56,7 +56,7 @@ impl Checks {
         self.during(call, stream, || self.look(call, &routing, Some(own.weights)));
     }
 
-    /// Before an LL operation, or its send phase.
+    /// Called before an LL operation or its send phase.
     pub(super) fn ll(&self, routing: &Routing, op: &LlOp, staged: bool, stream: Stream) {
         match op {
             LlOp::Dispatch(op) => self.during(LL_DISPATCH, stream, || {
@@ -69,7 +69,7 @@ impl Checks {
                     None => Ok(()),
                 }
             }),
-            // Ids may have been masked since the dispatch, by any negative number.
+            // Ids may have been masked with negative numbers since the dispatch.
             LlOp::Combine(op) => {
                 let call = "low-latency combine";
                 self.during(call, stream, || self.look(call, routing, op.weights));
@@ -77,14 +77,14 @@ impl Checks {
         }
     }
 
-    /// Before the receive phase of an LL operation.
+    /// Called before the receive phase of an LL operation.
     pub(super) fn ll_receive(&self, routing: &Routing, op: &LlOp, stream: Stream) {
         if let LlOp::Dispatch(op) = op {
             self.during(LL_DISPATCH, stream, || self.poison(op, routing.top_k));
         }
     }
 
-    /// Runs `check` of a call once `stream` has done what it was given before, and tells why if that is impossible.
+    /// Runs `check` once all earlier work on `stream` has ended; reports why if that is impossible.
     fn during(&self, call: &str, stream: Stream, check: impl FnOnce() -> Result<()>) {
         let why_not = match self.settle(stream) {
             Ok(Settled::Yes) => match check() {
@@ -122,7 +122,7 @@ impl Checks {
         Ok(Settled::Yes)
     }
 
-    /// Reports what is unusual in the ids of `routing` or, if there are `weights`, in these.
+    /// Reports unusual ids of `routing` or, if given, unusual `weights`.
     fn look(&self, call: &str, routing: &Routing, weights: Option<DevPtr>) -> Result<()> {
         let entries = routing.tokens * routing.top_k;
         let ids = self.read(routing.ids, entries * routing.width.bytes())?;
@@ -148,11 +148,11 @@ impl Checks {
         Ok(copy)
     }
 
-    /// Fills the outputs of an LL dispatch, of which it writes the rows that it delivers. (An HT dispatch
-    /// promises zeros behind these.)
+    /// Poisons the outputs of an LL dispatch, which writes only the rows that it delivers. (An HT dispatch zeroes the
+    /// rest.)
     fn poison(&self, op: &LlDispatch, top_k: usize) -> Result<()> {
         let rows = op.layout.rows().unwrap_or(0);
-        // In a view nothing is written but by the dispatch.
+        // Only the dispatch may write to a view.
         if op.view.is_none() {
             self.fill(op.out, rows * op.row.bytes())?;
         }
@@ -180,8 +180,7 @@ impl Checks {
     }
 }
 
-/// The elements of `scales`, which has so many experts and columns, as runs of neighbours: what lies between them is
-/// not part of the tensor.
+/// The elements of `scales` as contiguous runs: what lies between the runs is not part of the tensor.
 fn runs(scales: &ScaleTensor, experts: usize, columns: usize) -> Vec<Range<usize>> {
     let ScaleTensor { rows, layout, .. } = *scales;
     let together = experts == 1 || layout.expert == rows * columns;
@@ -200,7 +199,7 @@ fn runs(scales: &ScaleTensor, experts: usize, columns: usize) -> Vec<Range<usize
     (0..experts).flat_map(of_expert).collect()
 }
 
-/// Whether a stream has done what it was given.
+/// Whether a stream's earlier work has ended.
 enum Settled {
     Yes,
     Busy,
@@ -212,7 +211,7 @@ mod tests {
     use super::*;
     use crate::model::scales::ScaleLayout;
 
-    /// Each scale is in one run, and nothing else is in any.
+    /// Each scale is in exactly one run, and nothing else is in any.
     #[test]
     fn runs_are_the_scales_alone() {
         for (extents, strides, number) in [

@@ -1,8 +1,8 @@
-//! What callers choose for single operations: a variant and a launch shape, set for an operation or given by a function
+//! Callers' choices for single operations: a variant and a launch shape, set per operation or returned by a selector
 //! that is asked in each call.
 //!
-//! An impossible choice is passed over: the next in the order set choice, selector, tuning file, own rule counts. The file
-//! names the variant where a choice has none, as ranks must agree on some.
+//! A choice that cannot be followed is skipped. Order of precedence: set choice, selector, tuning file, own rule. If a
+//! choice names no variant, the file's applies, as ranks must agree on one.
 
 use crate::log;
 use crate::model::group::{GroupFacts, LlCombineMode};
@@ -14,41 +14,41 @@ use std::fmt::{self, Display, Formatter};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-/// What is known of a call before its operation is enqueued.
+/// What is known about a call before its operation is enqueued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct About {
     /// This rank's tokens.
     pub tokens: usize,
     pub top_k: usize,
-    /// Bytes of a row as it travels, without its scales; 0 if no tensor says.
+    /// Bytes of a row as it travels, without its scales; 0 if unknown.
     pub row_bytes: usize,
     /// Whether peers map the rows that a dispatch delivers, or a combine takes.
     pub mapped: bool,
-    /// In LL, how the rows lie.
+    /// Layout of the rows, in LL.
     pub lie: Option<Lie>,
 }
 
-/// What a selector is told.
+/// What a selector gets to know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Query {
     pub operation: Operation,
     pub about: About,
     pub ranks: usize,
-    /// The most blocks that it may have; `None` if nothing is launched.
+    /// The largest grid allowed, in blocks; `None` if nothing is launched.
     pub most_blocks: Option<u32>,
 }
 
-/// What somebody chooses, not checked yet.
+/// A choice, not checked yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Asked {
-    /// The number of a variant; 0: the library's own.
+    /// Number of a variant; 0: the library's own.
     pub variant: u32,
     pub launch: Launch,
 }
 
 impl From<Best> for Asked {
     fn from(best: Best) -> Self {
-        // A number that is too large is for no GPU either.
+        // A number that does not fit is too large for any GPU, too.
         let number = |value| u32::try_from(value).unwrap_or(u32::MAX);
         let launch = best.shape.map(|it| Launch {
             blocks: number(it.blocks),
@@ -60,21 +60,21 @@ impl From<Best> for Asked {
     }
 }
 
-/// Is asked for each operation; `None` is the library's own choice.
+/// Asked about each operation; `None` is the library's own choice.
 pub type Selector = Arc<dyn Fn(&Query) -> Option<Asked> + Send + Sync>;
 
-/// What an operation gets of a choice.
+/// What an operation takes from a choice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Chosen {
     pub(super) launch: Launch,
-    /// LL combine: how it sums, of so many ids per token.
+    /// LL combine: how it sums, and for how many ids per token.
     sums: Option<(LlCombineMode, usize)>,
-    /// HT: how its rows go.
+    /// HT: how its rows move.
     pub(super) way: HtWay,
 }
 
 impl Chosen {
-    /// How a combine with so many ids per token sums; `own` if nobody chose it for such.
+    /// How a combine with `top_k` ids per token sums; `own` unless chosen for that number.
     pub(super) fn sums(&self, top_k: usize, own: LlCombineMode) -> LlCombineMode {
         match self.sums {
             Some((sums, of)) if of == top_k => sums,
@@ -87,15 +87,15 @@ impl Chosen {
     }
 }
 
-/// Why a choice is passed over.
+/// Why a choice is skipped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Impossible {
     UnknownVariant,
     OtherOperation(Variant),
-    /// The windows of a group whose combines reduce have room for as many rows of a token as there are ranks.
+    /// In groups whose combines reduce, windows have room for only as many rows of a token as there are ranks.
     TooManyEntries,
     SeveralNodes(Variant),
-    /// Rows are not in memory that peers map.
+    /// The rows are not in memory that peers map.
     NotMapped(Variant),
     Shape(Unfit),
 }
@@ -106,10 +106,10 @@ pub(super) struct Choices {
     most_blocks: Option<u32>,
     /// What the tuning file says.
     learned: Learned,
-    /// Whether anybody chooses, for the calls of all others.
+    /// Whether there is any choice at all: a fast path for calls without.
     any: AtomicBool,
     made: RwLock<Made>,
-    /// What was warned of, a bit for each operation and reason.
+    /// Warnings already given, a bit for each operation and reason.
     told: AtomicU32,
 }
 
@@ -120,12 +120,12 @@ struct Made {
 }
 
 thread_local! {
-    /// Whether this thread is in a selector: operations that it enqueues there ask nobody.
+    /// Whether this thread is in a selector: operations that it enqueues there consult nobody.
     static SELECTING: Cell<bool> = const { Cell::new(false) };
 }
 
 impl Choices {
-    /// Those of a group over so many nodes, whose kernels may have so many blocks.
+    /// The choices of a group over `nodes`, whose grids are bounded by `most_blocks`.
     pub(super) fn new(facts: &GroupFacts, nodes: usize, most_blocks: Option<u32>, learned: Learned) -> Self {
         let granted = facts.channels.map(|channels| u32::try_from(2 * channels).unwrap_or(u32::MAX));
         Self {
@@ -139,7 +139,7 @@ impl Choices {
         }
     }
 
-    /// Chooses for `operation` from now on; `None`: nothing.
+    /// Sets the choice for `operation`; `None` removes it.
     pub(super) fn set(&self, operation: Operation, choice: Option<Asked>) {
         self.change(|made| {
             if let Some(set) = made.set.get_mut(operation as usize) {
@@ -148,7 +148,7 @@ impl Choices {
         });
     }
 
-    /// Lets `selector` choose from now on; `None`: nobody.
+    /// Sets the selector; `None` removes it.
     pub(super) fn select(&self, selector: Option<Selector>) {
         self.change(|made| made.selector = selector);
     }
@@ -160,8 +160,8 @@ impl Choices {
         self.any.store(any, Ordering::Release);
     }
 
-    /// What somebody has chosen for `operation` in the call that `about` tells of. Called without a lock, as a selector may
-    /// take any time.
+    /// What was chosen for `operation` in the call that `about` describes. Must be called without a lock held, as a
+    /// selector may take any time.
     #[inline]
     pub(super) fn of(&self, operation: Operation, about: impl FnOnce() -> Option<About>) -> Chosen {
         if !self.any.load(Ordering::Acquire) {
@@ -196,7 +196,7 @@ impl Choices {
         Chosen { launch, ..learned }
     }
 
-    /// What `operation` gets of a choice; `None`, and a warning the first time, if it cannot be followed.
+    /// What `operation` takes from a choice; `None`, with a warning the first time, if it cannot be followed.
     fn possible(&self, operation: Operation, about: About, asked: &Asked) -> Option<Chosen> {
         match self.check(operation, about, asked) {
             Ok(chosen) => Some(chosen),
@@ -227,7 +227,7 @@ impl Choices {
         Ok(Chosen { launch: asked.launch, ..chosen })
     }
 
-    /// What `variant` is for `operation`, without a launch.
+    /// What `variant` means for `operation`, without a launch shape.
     fn variant(&self, operation: Operation, about: About, variant: Variant) -> Result<Chosen, Impossible> {
         if !variant.is_of(operation) {
             return Err(Impossible::OtherOperation(variant));
@@ -248,7 +248,7 @@ impl Choices {
     }
 }
 
-/// Asks `selector`, which may not be asked again meanwhile.
+/// Calls `selector`, which is not consulted again meanwhile.
 fn select(selector: &Selector, query: &Query) -> Option<Asked> {
     struct Selecting;
     impl Drop for Selecting {
@@ -264,7 +264,7 @@ fn select(selector: &Selector, query: &Query) -> Option<Asked> {
 }
 
 impl Impossible {
-    /// Kinds, each with a number of its own.
+    /// Number of kinds of reasons, each with its own bit.
     const KINDS: u32 = 8;
 
     fn kind(self) -> u32 {

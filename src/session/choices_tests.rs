@@ -1,4 +1,4 @@
-//! Unit tests of choices: their order, and what is passed over.
+//! Unit tests of choices: their precedence, and what is skipped.
 #![allow(clippy::unwrap_used)]
 
 use super::*;

@@ -1,7 +1,7 @@
 //! Collective creation of groups and handles.
 //!
-//! A rank that refuses its arguments still takes part in the exchange, so the others learn of it
-//! and return an error instead of waiting.
+//! A rank that refuses its arguments still takes part in the exchange, so that the others learn of it and return an
+//! error instead of waiting.
 
 use crate::backend::bootstrap::Bootstrap;
 use crate::backend::device::{Device, OwnStream};
@@ -24,11 +24,11 @@ use crate::{fork, log, rule};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a wait for another rank may last if nobody says so.
+/// The default deadline of waits for other ranks.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(100);
 
 /// Opens a group over the communicator at address `comm`. `settings` is an error if they could not be read; `formatter`
-/// puts errors into words for other ranks. Without a stream, the exchanges run on one that the group owns.
+/// words errors for other ranks. Without a stream, exchanges run on one that the group owns.
 pub fn group(
     comm: usize,
     settings: Result<GroupSettings>,
@@ -48,7 +48,7 @@ pub fn group(
         None => OwnStream::new(Arc::clone(&device)).map(Some),
     };
     let own = own_stream.iter().flatten().next().map(|own| own.stream);
-    // A rank that got no stream tells the others so, on whichever stream that runs.
+    // A rank whose own stream could not be created tells the others so on the default stream.
     let stream = stream.or(own).unwrap_or(Stream::DEFAULT);
     let (ranks, rank) = (comm.ranks, comm.rank);
     let asked = settings.iter().find_map(|settings| settings.timeout);
@@ -76,7 +76,7 @@ pub fn group(
     let (facts, topology) = agree_on_facts(&bootstrap, facts, &env, stream)?;
     let nodes = topology.nodes();
     let backend = platform.open(facts, topology, bootstrap, &of_rank, stream)?;
-    // A device without a name has opened no group.
+    // A device without a name has failed to open its group, so this default is never used.
     let learned = learned?.unwrap_or_default();
     let profile = backend.common.profile();
     let profile = Profile { tuned: profile.tuned || !learned.is_empty(), ..profile };
@@ -86,8 +86,8 @@ pub fn group(
     Ok(Group::new(facts, nodes, backend, own_stream?, about, checks, learned))
 }
 
-/// The SMs of the device that a group over the communicator at address `comm` would be on; `None` where there are none,
-/// on the CPU. For what is to be settled before there are settings.
+/// The SMs of the device that a group over the communicator at address `comm` would be on; `None` on the CPU. For
+/// decisions made before the settings exist.
 pub fn multiprocessors(comm: usize) -> Result<Option<u32>> {
     let platform = select::platform(&Communicator::open(comm)?)?;
     Ok(platform.device().multiprocessors())
@@ -148,7 +148,7 @@ fn agree_on_facts(
     }
     let topology = Topology::from_ids(&nodes).with_sums(env.node_sums);
     let facts = match env.ll_combine {
-        // Over nodes nobody sums otherwise; who asks for that hears of it.
+        // Over several nodes combines always reduce; whoever asks for another way is told.
         None if topology.nodes() > 1 => GroupFacts { ll_combine: LlCombineMode::Reduce, ..facts },
         _ => facts,
     };
@@ -176,7 +176,7 @@ fn compared(facts: &GroupFacts, env: &Env) -> [u64; COMPARED.len()] {
     ]
 }
 
-/// A compared number as callers know it.
+/// A compared number in the form that callers know.
 fn shown(setting: Setting, number: u64) -> String {
     let raw = u32::try_from(number).unwrap_or(u32::MAX);
     let named = match setting {

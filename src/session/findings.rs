@@ -1,4 +1,4 @@
-//! What is unusual in a rank's ids and weights: how much of it, and the first.
+//! Unusual ids and weights of a rank: how many, and the first of each kind.
 
 use std::fmt::{self, Display, Formatter};
 
@@ -9,7 +9,7 @@ struct Kind {
     first: Option<Entry>,
 }
 
-/// An entry, and the id that it has.
+/// An entry and its id.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Entry {
     token: usize,
@@ -31,12 +31,12 @@ pub(super) struct Findings {
     foreign: Kind,
     /// Experts that the token has named before.
     repeated: Kind,
-    /// Weights of experts.
+    /// NaN weights of experts.
     nan: Kind,
 }
 
 impl Findings {
-    /// In int64 `ids` `[.., top_k]` of so many experts.
+    /// Looks at int64 `ids` `[.., top_k]` for `experts` experts.
     pub(super) fn of_ids(ids: &[u8], top_k: usize, experts: usize) -> Self {
         let mut found = Self { experts, ..Self::default() };
         let ids = int64s(ids);
@@ -54,7 +54,7 @@ impl Findings {
         found
     }
 
-    /// In float32 weights of such ids.
+    /// Looks at the float32 weights of such ids.
     pub(super) fn of_weights((ids, weights): (&[u8], &[u8]), top_k: usize, experts: usize) -> Self {
         let mut found = Self { experts, ..Self::default() };
         let weights = weights.as_chunks().0.iter();

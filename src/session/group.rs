@@ -1,4 +1,4 @@
-//! A group: its facts, its backend, and whether it still works.
+//! A group: its facts, its backend, and whether it is still usable.
 
 use crate::backend::device::{Blocks, Device, EnteredDevice, OwnStream};
 use crate::backend::{Faults, OpenGroup};
@@ -24,7 +24,7 @@ pub struct Group {
     nodes: usize,
     backend: OpenGroup,
     faults: Arc<dyn Faults>,
-    /// For exchanges that a caller gives no stream for.
+    /// For exchanges to which the caller gives no stream.
     own_stream: OnceCell<OwnStream>,
     about: Option<About>,
     checks: Option<Checks>,
@@ -34,15 +34,15 @@ pub struct Group {
     staged: Mutex<Staged>,
     /// Address of the running totals of received rows; 0 if there are none.
     totals: AtomicUsize,
-    /// Addresses of the times that LL dispatches and combines wait; 0 if there are none.
+    /// Addresses of the accumulated waiting times of LL dispatches, and of combines; 0 if there are none.
     waits: AtomicUsize,
     combine_waits: AtomicUsize,
     views: Mutex<Views>,
     _with: Option<Arc<dyn Any + Send + Sync>>,
 }
 
-/// The staged operations of a group, each in a slot that must be the same on all ranks. They take turns, past a slot
-/// that is not free: so it does not matter in which order ranks complete two, unless a third is sent in between.
+/// A group's staged operations, each in a slot that is the same on all ranks. Slots take turns, and a busy one is
+/// skipped: ranks may complete two operations in different orders, unless a third is sent in between.
 #[derive(Default)]
 struct Staged {
     next: usize,
@@ -80,12 +80,12 @@ impl Group {
         }
     }
 
-    /// The group, which keeps `with` until it and all its handles are gone.
+    /// Makes the group keep `with` alive until it and all its handles are gone.
     pub fn keeping(self, with: Arc<dyn Any + Send + Sync>) -> Self {
         Self { _with: Some(with), ..self }
     }
 
-    /// The group, whose handles have their blocks from there, if that is said and the backend has blocks.
+    /// Makes the group's handles take their blocks from `blocks`, if given and if the backend has blocks.
     pub fn with_blocks_from(self, blocks: Option<Arc<impl Blocks + 'static>>) -> Self {
         if let Some(blocks) = blocks {
             self.backend.common.take_blocks_from(blocks);
@@ -93,23 +93,23 @@ impl Group {
         self
     }
 
-    /// Refuses `stream` for what a group does once, if it is captured: that would be too late for the other ranks, and
-    /// repeated.
+    /// Refuses a captured `stream` for work that a group does once: a replay would do it too late for the other ranks,
+    /// and repeatedly.
     pub fn check_not_captured(&self, stream: Stream) -> Result<()> {
         check_not_captured(self.device().as_ref(), stream)
     }
 
-    /// Makes the group's device the calling thread's until the result is dropped. What the thread calls meanwhile
-    /// disturbs no capture.
+    /// Makes the group's device current on the calling thread until the result is dropped. Meanwhile no call of the
+    /// thread disturbs a capture.
     pub(super) fn enter(&self) -> Result<EnteredDevice> {
         self.device().enter()
     }
 
-    /// Closes the group: calls on its handles are refused from now on. `stream` is for the closing exchange;
-    /// without one it runs where the exchanges of the creation did. Collective.
+    /// Closes the group: calls on its handles are refused from now on. The closing exchange runs on `stream`, by
+    /// default where the creation's exchanges ran. Collective.
     pub fn close(&self, stream: Option<Stream>) -> Result<()> {
         self.closed.store(true, Ordering::Release);
-        // If the device is gone, closing says so.
+        // If the device cannot be entered, closing reports that.
         let _entered = self.enter();
         let own = self.own_stream.get().map(|own| own.stream);
         self.backend.common.close(stream.or(own).unwrap_or(Stream::DEFAULT))
@@ -124,7 +124,7 @@ impl Group {
         self.nodes
     }
 
-    /// Bytes that a handle with `top_k` ids per token needs of a caller's memory; its size depends on nothing else.
+    /// Bytes of a caller's memory that a handle with `top_k` ids per token needs; the size depends on nothing else.
     pub fn handle_bytes(&self, top_k: usize, form: HandleForm) -> Result<usize> {
         if top_k > MAX_TOP_K {
             let rule = OfTensor::AtMost(Extent::MostTopK);
@@ -139,39 +139,39 @@ impl Group {
         })
     }
 
-    /// What to tell about it, if somebody wants to be told.
+    /// The description to print, if anybody asked for one.
     pub fn about(&self) -> Option<&About> {
         self.about.as_ref()
     }
 
-    /// What to look at in each call, if somebody wants that.
+    /// The checks to make in each call, if asked for.
     pub(super) fn checks(&self) -> Option<&Checks> {
         self.checks.as_ref()
     }
 
-    /// Chooses how this rank runs `operation` from now on; `None`: nothing. Variants of low latency must be the same on all
-    /// ranks, whose combine fails otherwise; all else is a matter of each rank. What cannot be followed is passed over,
-    /// with one warning.
+    /// Sets how this rank runs `operation`; `None` ends that. LL variants must be the same on all ranks, or their
+    /// combine fails; everything else is local to a rank. A choice that cannot be followed is skipped, with one
+    /// warning.
     pub fn set_choice(&self, operation: Operation, choice: Option<Asked>) {
         self.choices.set(operation, choice);
     }
 
-    /// Lets `selector` choose wherever no choice is set; `None`: nobody. It is called in the call of each operation,
-    /// without a lock, and may not call the library for this group: an operation that it enqueues asks nobody.
+    /// Lets `selector` choose wherever no choice is set; `None` ends that. It is called within each operation's call,
+    /// without a lock, and may not call the library for this group: operations that it enqueues consult nobody.
     pub fn set_selector(&self, selector: Option<Selector>) {
         self.choices.select(selector);
     }
 
-    /// From now on each dispatch adds the rows that each local expert receives to `totals`, int64 `[L]` on the device and
-    /// aligned, if it delivers rows by expert, in LL with a counter. `None` ends that. A matter of this rank alone.
+    /// From now on each dispatch that delivers rows by expert (in LL, with a counter) adds the rows that each local
+    /// expert receives to `totals`, aligned int64 `[L]` on the device. `None` ends that. Local to this rank.
     pub fn count_rows(&self, totals: Option<DevPtr>) -> Result<()> {
         self.check_usable()?;
         store(&self.totals, totals);
         Ok(())
     }
 
-    /// From now on each LL dispatch adds the nanoseconds that it waits for each source rank to `waits`, int64 `[R]` on
-    /// the device and aligned. `None` ends that. A matter of this rank alone.
+    /// From now on each LL dispatch adds the nanoseconds that it waits for each source rank to `waits`, aligned int64
+    /// `[R]` on the device. `None` ends that. Local to this rank.
     pub fn time_waits(&self, waits: Option<DevPtr>) -> Result<()> {
         self.check_usable()?;
         store(&self.waits, waits);
@@ -185,17 +185,17 @@ impl Group {
         Ok(())
     }
 
-    /// Where dispatches add their rows.
+    /// Where dispatches add their row counts.
     pub(super) fn totals(&self) -> Option<DevPtr> {
         load(&self.totals)
     }
 
-    /// Where LL dispatches add the times that they wait.
+    /// Where LL dispatches add their waiting times.
     pub(super) fn waits(&self) -> Option<DevPtr> {
         load(&self.waits)
     }
 
-    /// Where combines do.
+    /// Where combines add their waiting times.
     pub(super) fn combine_waits(&self) -> Option<DevPtr> {
         load(&self.combine_waits)
     }
@@ -208,7 +208,7 @@ impl Group {
         &self.backend
     }
 
-    /// The failure that has made the group unusable, if any.
+    /// The failure that made the group unusable, if any.
     pub fn failure(&self) -> Option<Error> {
         self.failed.get().cloned().or_else(|| self.faults.first())
     }
@@ -219,7 +219,7 @@ impl Group {
         let _ = self.failed.set(error);
     }
 
-    /// The stream of the library's own for exchanges of the group, which is made when it is needed first.
+    /// The library's own stream for the group's exchanges, created on first use.
     pub(super) fn own_stream(&self) -> Result<Stream> {
         self.own_stream.get_or_try_init(|| OwnStream::new(self.device())).map(|own| own.stream)
     }
@@ -235,7 +235,7 @@ impl Group {
         }
     }
 
-    /// Sends a staged operation by `send`, which is told its slot, or refuses.
+    /// Sends a staged operation with `send`, which gets its slot; refuses if no slot is free.
     pub(super) fn send_staged(&self, send: impl FnOnce(StagedSlot) -> Result<()>) -> Result<StagedSlot> {
         let mut staged = self.staged.lock();
         let Some(slot) = staged.free_slot() else {
@@ -248,7 +248,7 @@ impl Group {
         Ok(slot)
     }
 
-    /// Fills the next view by `dispatch` on `stream`, which is told its bank, or refuses.
+    /// Fills the next view with `dispatch` on `stream`; `dispatch` gets the bank.
     pub(super) fn fill_view<T>(
         &self,
         stream: Stream,
@@ -260,12 +260,12 @@ impl Group {
         Ok((views.fill(is_captured), filled))
     }
 
-    /// Whether another dispatch has the view by now.
+    /// Whether another dispatch has taken the view's bank.
     pub(super) fn has_view_ended(&self, view: View) -> bool {
         self.views.lock().has_ended(view)
     }
 
-    /// The staged operation in `slot` was completed or given up.
+    /// Frees `slot`: its staged operation was completed or abandoned.
     pub(super) fn end_staged(&self, slot: StagedSlot) {
         self.staged.lock().set_waiting(slot, false);
     }
@@ -280,11 +280,11 @@ fn load(place: &AtomicUsize) -> Option<DevPtr> {
     (address != 0).then_some(DevPtr(address))
 }
 
-/// As [`Group::check_not_captured`], for a group that is yet to be made on `device`.
+/// As [`Group::check_not_captured`], before there is a group on `device`.
 pub(super) fn check_not_captured(device: &dyn Device, stream: Stream) -> Result<()> {
     match device.is_captured(stream) {
         Ok(true) => Err(Error::usage(Subject::Stream, InSequence::NoCaptureOfGroup)),
-        // What is wrong with another stream shows when it is used.
+        // Anything else wrong with the stream shows when it is used.
         _ => Ok(()),
     }
 }

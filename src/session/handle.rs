@@ -22,7 +22,7 @@ use std::time::Duration;
 /// A routing of tokens to experts, and its state.
 pub struct Handle {
     mode: ByMode<Ll, Ht>,
-    /// `None`: the library has the memory.
+    /// `None`: the block is in the library's memory.
     given: Option<Given>,
     form: HandleForm,
     life: HandleLife,
@@ -30,7 +30,7 @@ pub struct Handle {
     group: Arc<Group>,
 }
 
-/// A handle's state, with the side of its group that makes its routings.
+/// The side of the group that makes routings, and a handle's state.
 type Ll = (Arc<dyn LlGroupBackend>, Mutex<LlHandle>);
 type Ht = (Arc<dyn HtGroupBackend>, RwLock<Option<Routed<dyn HtBackend>>>);
 
@@ -38,9 +38,9 @@ type Ht = (Arc<dyn HtGroupBackend>, RwLock<Option<Routed<dyn HtBackend>>>);
 #[derive(Default)]
 struct LlHandle {
     routed: Option<Routed<dyn LlBackend>>,
-    /// How the rows of the last dispatch lie, which are those of the next combine.
+    /// Layout of the last dispatch's rows, which the next combine takes.
     dispatched: Option<Layout>,
-    /// The bank of its view, if it had one.
+    /// The bank of that dispatch's view, if it had one.
     view: Option<ViewBank>,
     staged: Option<Sent>,
 }
@@ -49,7 +49,7 @@ struct LlHandle {
 struct Sent {
     op: LlOp,
     slot: StagedSlot,
-    /// That its rows come into.
+    /// The view that its rows go into.
     view: Option<View>,
 }
 
@@ -60,7 +60,7 @@ fn routed<B: ?Sized>(routed: &Option<Routed<B>>) -> Result<&Routed<B>> {
 }
 
 impl Handle {
-    /// A handle without a routing: nothing runs on it before its first [`Handle::update`].
+    /// A handle without a routing: nothing can run on it before its first [`Handle::update`].
     pub fn new(group: Arc<Group>, form: HandleForm) -> Self {
         let mode = match &group.backend().mode {
             ByMode::Ll(group) => ByMode::Ll((Arc::clone(group), Mutex::default())),
@@ -69,16 +69,15 @@ impl Handle {
         Self { mode, given: None, form, life: HandleLife::default(), group }
     }
 
-    /// The same with what operations need of the routing in a caller's `memory`, of `bytes`, [`Group::handle_bytes`] at
-    /// least; every routing has `top_k` ids per token. Nothing is touched there before an update, or in LL a dispatch, has
-    /// run on its stream.
+    /// The same, with its block in a caller's `memory` of `bytes`, at least [`Group::handle_bytes`]; every routing has
+    /// `top_k` ids per token. Nothing is touched there until an update (in LL, a dispatch) has run on its stream.
     ///
-    /// What those of an equal handle have stored there, or a copy of it from any other address, may be used without an
-    /// update (HT), or without a dispatch (LL, which needs its ids). The device finds out whether there is such, and the
-    /// group fails if not; over several nodes the host does, so operations wait until their stream comes to them, and LL
-    /// leaves the memory alone. In HT the ranks' handles all lie in memory of callers, or none does, and what lies there is of
-    /// one update. A staged operation that is given up uses the memory until the group's next staged operation in its
-    /// slot, or the group's end.
+    /// A block that an equal handle has stored there, or a copy of one from any address, may be used without an update
+    /// (HT), or without a dispatch (LL, which needs its ids). The device checks that there is one, and the group fails
+    /// if not; over several nodes the host checks, so operations wait until their stream gets to them, and LL does not
+    /// use the memory. In HT either all ranks' handles lie in callers' memory or none does, and the blocks are of the
+    /// same update. An abandoned staged operation uses the memory until the group's next staged operation in its slot,
+    /// or the group's end.
     pub fn in_memory(
         group: Arc<Group>,
         memory: DevPtr,
@@ -92,10 +91,10 @@ impl Handle {
         Ok(Self { given: Some(Given { block, top_k }), ..Self::new(group, form) })
     }
 
-    /// Routes by `tensors` from now on; `tensors` is an error if they could not be read. Collective
-    /// in HT. A refusal leaves this rank's routing as it was. In HT the other ranks may have given up
-    /// theirs by then, as those on the GPUs of one node learn of the refusal later: an operation on
-    /// the old routing then waits for them in vain, until the deadline.
+    /// Replaces the routing by that of `tensors`, which is an error if they could not be read. Collective in HT. A
+    /// refusal leaves this rank's routing as it was; but in HT other ranks may have dropped theirs, as those on the
+    /// GPUs of one node learn of the refusal later: an operation on the old routing then waits for them until the
+    /// deadline.
     pub fn update(&self, tensors: Result<HandleTensors>, stream: Stream) -> Result<()> {
         self.group.check_usable()?;
         let _entered = self.group.enter()?;
@@ -129,7 +128,7 @@ impl Handle {
                 routed.backend.abandon(&sent.op, sent.slot);
                 self.group.end_staged(sent.slot);
             }
-            // Nothing starts any more, also where another thread is about to.
+            // Nothing can start any more, even on a thread that is about to.
             handle.routed = None;
         }
     }
@@ -138,8 +137,8 @@ impl Handle {
         &self.group
     }
 
-    /// Enqueues a dispatch. In LL, `staged` leaves the receive phase to [`Handle::complete`]; HT
-    /// ignores it. Gives the address of the view that rows come into, if the caller gave none.
+    /// Enqueues a dispatch. In LL, `staged` leaves the receive phase to [`Handle::complete`]; HT ignores it. Returns
+    /// the address of the view that rows go into, if the caller gave no output.
     pub fn dispatch(&self, tensors: &DispatchTensors<'_>, staged: bool, stream: Stream) -> Result<Option<DevPtr>> {
         self.group.check_usable()?;
         let facts = self.group.facts();
@@ -177,7 +176,7 @@ impl Handle {
                     start(&mut handle, op).map(|()| None)?
                 };
                 if !staged {
-                    // Behind what is kept of the operation, which runs even if this fails.
+                    // After the operation is recorded as dispatched: it runs even if counting fails.
                     self.count(&*routed(&handle.routed)?.backend, &LlOp::Dispatch(op), stream)?;
                 }
                 Ok(out)
@@ -215,7 +214,7 @@ impl Handle {
                     None if self.given.is_none() => {
                         return Err(Error::usage(Subject::Handle, InSequence::DispatchFirst));
                     }
-                    // The block's header says whether it is so.
+                    // The device compares this guess with the block's header.
                     None => match (tensors.weights, tensors.token_weights) {
                         (None, None) => facts.rank_major(),
                         _ => facts.layout(),
@@ -241,8 +240,8 @@ impl Handle {
         }
     }
 
-    /// What somebody has chosen for the operation of this handle's mode, on rows like those of `rows`, where peers may map
-    /// `mapped`. No lock is held meanwhile, so the routing may change before the operation is checked.
+    /// What was chosen for this handle's operation of either mode, on rows like `rows`, where peers may map `mapped`.
+    /// The handle's lock is not held meanwhile, so the routing may change before the operation is checked.
     #[inline]
     fn chosen(
         &self,
@@ -272,8 +271,8 @@ impl Handle {
         }
     }
 
-    /// Enqueues an HT operation on as many tokens of this rank as `rows` has. In a caller's memory any routing may lie by
-    /// now, so only their number is taken from there.
+    /// Enqueues an HT operation on as many tokens of this rank as `rows` has. A caller's memory may hold any routing by
+    /// now, so only the number of tokens is known of it.
     #[inline]
     fn with_ht<T>(
         &self,
@@ -314,7 +313,7 @@ impl Handle {
         Ok(())
     }
 
-    /// Adds what LL operation `op` has delivered to the group's totals, if it counts by expert.
+    /// Adds what LL operation `op` delivered to the group's totals, if it counts by expert.
     fn count(&self, backend: &dyn LlBackend, op: &LlOp, stream: Stream) -> Result<()> {
         match (self.group.totals(), op.rows_of_experts()) {
             (Some(totals), Some(counts)) => backend.add_counts(counts, totals, stream),
@@ -322,7 +321,7 @@ impl Handle {
         }
     }
 
-    /// What is received of a staged operation: no rows into a view that another dispatch has by now.
+    /// What to receive of a staged operation: no rows if another dispatch has taken its view's bank.
     fn received(&self, sent: &Sent) -> LlOp {
         match (sent.op, sent.view) {
             (LlOp::Dispatch(op), Some(view)) if self.group.has_view_ended(view) => {
@@ -350,8 +349,8 @@ impl Handle {
         counted
     }
 
-    /// Rows that an HT dispatch can deliver: the bound of the group, or of a routing's slots; in a group without a bound
-    /// the exact number, or none if it is not known within that time.
+    /// The most rows that an HT dispatch can deliver: the bound of the group, or that on a routing's slots; in a group
+    /// without a bound the exact number, or none if it is not known `within` that time.
     pub fn num_recv_tokens(&self, within: Duration) -> Result<Option<usize>> {
         match (&self.mode, self.group.facts().recv_rows()) {
             (ByMode::Ht((_, handle)), Some(rows)) => Ok(Some(match self.form.zones {
@@ -365,8 +364,8 @@ impl Handle {
         }
     }
 
-    /// As [`Handle::received_rows`], by which operations of fewer rows are refused from now on. Not for groups with a
-    /// bound: a rank that gets more rows fails there while the operation runs, so the others hear of it.
+    /// As [`Handle::received_rows`]; later operations on fewer rows are refused. Not in groups with a bound: there a
+    /// rank that gets more rows fails while the operation runs, so that the others hear of it.
     fn expected_rows(&self, within: Duration) -> Result<Option<usize>> {
         let rows = self.received_rows(within)?;
         if let (ByMode::Ht((_, handle)), None, Some(rows)) = (&self.mode, &self.given, rows) {
@@ -375,7 +374,7 @@ impl Handle {
         Ok(rows)
     }
 
-    /// The same of what lies in a caller's memory when `stream` comes there; none if that is no routing of this handle's
+    /// The same for the block in a caller's memory at that point of `stream`; none if it is no routing of this handle's
     /// tokens, or if nothing has run on it yet.
     pub fn rows_in_memory(&self, stream: Stream) -> Result<Option<usize>> {
         match (&self.given, &self.mode) {
@@ -387,7 +386,7 @@ impl Handle {
         }
     }
 
-    /// The rows that an HT dispatch delivers to this rank; none if the routing is not exchanged within that time.
+    /// The rows that an HT dispatch delivers to this rank; none if the routing is not exchanged `within` that time.
     pub fn received_rows(&self, within: Duration) -> Result<Option<usize>> {
         let ByMode::Ht((_, handle)) = &self.mode else {
             let (got, expected) = (Algorithm::LowLatency, Algorithm::HighThroughput);

@@ -1,4 +1,4 @@
-//! Memory that the ranks of a node map of each other: a group's objects, as callers make and end them.
+//! A group's objects, memory that the ranks of a node map of each other, as callers make and end them.
 
 use crate::backend::objects::{Found, Kind, Wanted};
 use crate::error::refusal::{InSequence, OfMemory, Subject};
@@ -8,32 +8,32 @@ use crate::model::tensor::DevPtr;
 use crate::session::group::Group;
 
 impl Group {
-    /// Makes an object of new memory of so many `bytes`, which the caller ends by [`Group::free_memory`], or the group's
-    /// end does. `bytes` is an error if they could not be read. Collective, in one order on all ranks.
+    /// Allocates an object of `bytes`, until [`Group::free_memory`] or the group's end. `bytes` is an error if they
+    /// could not be read. Collective, in the same order on all ranks.
     pub fn allocate_memory(&self, bytes: Result<usize>) -> Result<DevPtr> {
         let wanted = bytes.map(Wanted::New);
         self.exchange(|stream| self.backend().common.objects().make(wanted, Kind::Own, stream))
     }
 
-    /// Ends the object of [`Group::allocate_memory`] at `data`, and frees it. Collective.
+    /// Frees the object of [`Group::allocate_memory`] at `data`. Collective.
     pub fn free_memory(&self, data: DevPtr) -> Result<()> {
         self.exchange(|stream| self.backend().common.objects().end(data, Kind::Own, stream))
     }
 
-    /// Makes an object of the caller's memory, `bytes` at `data`, until [`Group::forget_memory`]. Collective.
+    /// Registers the caller's memory, `bytes` at `data`, as an object until [`Group::forget_memory`]. Collective.
     pub fn register_memory(&self, given: Result<(DevPtr, usize)>) -> Result<()> {
         let wanted = given.map(|(data, bytes)| Wanted::Given(data, bytes));
         self.exchange(|stream| self.backend().common.objects().make(wanted, Kind::Given, stream)).map(drop)
     }
 
-    /// Ends the object of [`Group::register_memory`] at `data`, which stays the caller's. Collective.
+    /// Deregisters the object of [`Group::register_memory`] at `data`; the memory stays the caller's. Collective.
     pub fn forget_memory(&self, data: DevPtr) -> Result<()> {
         self.exchange(|stream| self.backend().common.objects().end(data, Kind::Given, stream))
     }
 
-    /// The address of a view by `view`, for a dispatch on `stream`. The first one whose rows stay where they arrive meets
-    /// the other ranks, as NCCL's first collective does: most groups have no views, and their memory is twice the
-    /// received rows. A dispatch into a view is one of all ranks; where some ask for none, all reach their deadlines.
+    /// The address of the view that `view` gives a dispatch on `stream`. The group's first such dispatch is collective,
+    /// like NCCL's first collective: it allocates the views, which most groups do not use, at twice the size of the
+    /// received rows. All ranks must dispatch into views, or none: otherwise all run into their deadlines.
     pub(super) fn view_at(&self, view: impl Fn() -> Result<Option<DevPtr>>, stream: Stream) -> Result<DevPtr> {
         if let Some(at) = view()? {
             return Ok(at);
@@ -50,13 +50,13 @@ impl Group {
         self.backend().common.objects().find(data).is_some()
     }
 
-    /// What object the byte at `data` is in.
+    /// The object that contains the byte at `data`.
     pub fn memory_at(&self, data: DevPtr) -> Result<Found> {
         let found = self.backend().common.objects().find(data);
         found.ok_or_else(|| Error::argument(Subject::Memory, OfMemory::OfGroup))
     }
 
-    /// Meets the other ranks by `call`, on a stream of the library's own. If one never comes, the group has failed.
+    /// Runs the collective `call` on a stream of the library's own. If a rank never comes, the group has failed.
     fn exchange<T>(&self, call: impl FnOnce(Stream) -> Result<T>) -> Result<T> {
         self.check_usable()?;
         let _entered = self.enter()?;

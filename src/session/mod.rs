@@ -1,4 +1,4 @@
-//! Groups and handles while they are open; an ABI gives them numbers or addresses.
+//! Open groups and handles; an ABI gives them numbers or addresses.
 
 pub mod about;
 mod check;

@@ -1,4 +1,4 @@
-//! The routing of a handle: turns its tensors into the backend's side.
+//! Routes a handle: turns its tensors into the backend's side.
 
 use crate::backend::{HtBackend, HtGroupBackend, HtRouting, LlBackend, LlGroupBackend};
 use crate::error::refusal::{OfTensor, Role, Subject};
@@ -11,13 +11,13 @@ use crate::rule::handle::{Counter, HandleTensors};
 use crate::session::group::Group;
 use std::sync::{Arc, OnceLock};
 
-/// A block in a caller's memory, for routings with so many ids per token.
+/// A block in a caller's memory, for routings with `top_k` ids per token.
 pub(super) struct Given {
     pub(super) block: GivenBlock,
     pub(super) top_k: usize,
 }
 
-/// What a handle is before it has a routing.
+/// A handle's properties before it has a routing.
 #[derive(Clone, Copy)]
 pub(super) struct Own<'a> {
     pub(super) given: Option<&'a Given>,
@@ -31,11 +31,11 @@ impl Own<'_> {
     }
 }
 
-/// A routing, and its backend.
+/// A routing and its backend side.
 pub(super) struct Routed<B: ?Sized> {
     pub(super) routing: Routing,
     pub(super) backend: Box<B>,
-    /// The rows that a dispatch delivers here, once the caller has asked for them.
+    /// The rows that a dispatch delivers here, once the caller has asked.
     pub(super) told: OnceLock<usize>,
 }
 
@@ -45,7 +45,7 @@ impl<B: ?Sized> Routed<B> {
     }
 }
 
-/// Routes by `tensors` in low latency; local. A rank that refuses its tensors tells its backend, too.
+/// Routes in LL by `tensors`; local. A rank that refuses its tensors tells its backend, too.
 pub(super) fn ll(
     group: &Group,
     backend: &Arc<dyn LlGroupBackend>,
@@ -58,7 +58,7 @@ pub(super) fn ll(
     Ok(Routed::new(routing?, backend))
 }
 
-/// Routes by `tensors` in high throughput; collective. A rank that refuses its tensors takes part, too.
+/// Routes in HT by `tensors`; collective. A rank that refuses its tensors still takes part.
 pub(super) fn ht(
     group: &Group,
     backend: &Arc<dyn HtGroupBackend>,
@@ -80,7 +80,7 @@ pub(super) fn ht(
     Ok(Routed::new(routing?, backend))
 }
 
-/// The `routing` that an equal handle has stored in `given` memory, in high throughput; local.
+/// HT: the `routing` that an equal handle has stored in `given` memory; local.
 pub(super) fn ht_before(
     backend: &Arc<dyn HtGroupBackend>,
     routing: Routing,
@@ -103,7 +103,7 @@ fn device_counter(group: &Group, counter: Counter) -> Result<DevPtr> {
     }
 }
 
-/// The device address of the counter at host address `host`.
+/// The device address of the counter with host address `host`.
 fn device_alias(group: &Group, host: DevPtr) -> Result<DevPtr> {
     group.device().device_alias(host).map_err(|cause| {
         let expected = "an address that the device can reach".to_owned();

@@ -1,13 +1,13 @@
-//! Which view is whose: a group's banks of views take turns.
+//! Which dispatch owns which view: a group's banks of views take turns.
 
 use crate::model::ops::ViewBank;
 
-/// The views that a group has filled, in calls and in captures, which take turns together: so the views of graphs that
-/// are captured one after the other may overlap.
+/// The views that a group has filled. Calls and captures take turns together, so the views of graphs that are captured
+/// one after the other may overlap.
 #[derive(Default)]
 pub(super) struct Views {
     next: ViewBank,
-    /// By bank, how often calls and captures have filled it. Only a replay does what was captured.
+    /// By bank, how often calls and captures have filled it. Apart: a capture fills nothing before a replay.
     filled: [Filled; ViewBank::COUNT],
 }
 
@@ -22,7 +22,7 @@ struct Filled {
 pub(super) struct View {
     bank: ViewBank,
     is_captured: bool,
-    /// How often its bank has been filled in this way.
+    /// Which fill of its bank by calls, or by captures, this was.
     number: usize,
 }
 
@@ -32,7 +32,7 @@ impl Views {
         self.next
     }
 
-    /// It has been filled.
+    /// Records that the next bank was filled.
     pub fn fill(&mut self, is_captured: bool) -> View {
         let bank = self.next;
         self.next = bank.next();
@@ -41,7 +41,7 @@ impl Views {
         View { bank, is_captured, number: *count }
     }
 
-    /// Whether another one has its bank by now.
+    /// Whether its bank was filled again since, in the same way.
     pub fn has_ended(&mut self, view: View) -> bool {
         *self.count(view.bank, view.is_captured) != view.number
     }

@@ -1,32 +1,32 @@
-//! The JSON that `nccl_ep.tune` writes, as plain data. docs/python.md describes it.
+//! The JSON that `nccl_ep.tune` writes, as plain data; docs/python.md describes it.
 
 use serde_json::Value;
 
 const FORMAT: &str = "nccl_ep tuning";
 const VERSION: u64 = 1;
 
-/// A file of a known version, or the part for one GPU and number of ranks.
+/// A file of a known version, or its part for one GPU and number of ranks.
 #[derive(Debug, PartialEq, Eq)]
 pub struct File {
     /// The GPU's name, as the driver reports it.
     pub gpu: String,
     pub ranks: u64,
-    /// Whether a group reads the file again for each handle, as `nccl_ep.tune` wants while it measures.
+    /// Whether groups read the file again for each handle, as `nccl_ep.tune` wants while it measures.
     pub live: bool,
-    /// The measurements of launch shapes.
+    /// The measured launch shapes.
     pub entries: Vec<Entry>,
-    /// What was chosen under conditions, as it is there.
+    /// The choices under conditions, unparsed.
     pub choices: Vec<Value>,
 }
 
 /// The best launch shape of one operation for one number of tokens, not checked yet.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Its position in the file, for messages.
+    /// Position in the file, for messages.
     pub number: usize,
     pub operation: String,
     pub tokens: u64,
-    /// `None` if `default` says that the library's own choice was best.
+    /// `None` if the library's `default` was best.
     pub shape: Option<Shape>,
 }
 
@@ -39,8 +39,7 @@ pub struct Shape {
 }
 
 impl File {
-    /// Parses `text`, which may be several files in one; returns what is wrong with it on failure. Unknown fields are
-    /// ignored.
+    /// Parses `text`, which may combine several files. Unknown fields are ignored.
     pub fn parse(text: &str) -> Result<Vec<Self>, String> {
         let root: Value = serde_json::from_str(text).map_err(|error| error.to_string())?;
         if string(&root, "format")? != FORMAT {
@@ -89,20 +88,20 @@ impl Entry {
 }
 
 impl Shape {
-    /// That of an entry.
+    /// The shape in an entry.
     pub fn of(entry: &Value) -> Result<Self, String> {
         let read = |name| number(entry, name);
         Ok(Self { blocks: read("blocks")?, threads: read("threads")?, send_blocks: read("send_blocks")? })
     }
 }
 
-/// The text `name` of an object.
+/// The string field `name` of an object.
 pub fn string(value: &Value, name: &str) -> Result<String, String> {
     let found = value.get(name).and_then(Value::as_str);
     found.map(str::to_owned).ok_or_else(|| format!("{name:?} is missing or no text"))
 }
 
-/// The number `name` of an object.
+/// The number field `name` of an object.
 pub fn number(value: &Value, name: &str) -> Result<u64, String> {
     let found = value.get(name).and_then(Value::as_u64);
     found.ok_or_else(|| format!("{name:?} is missing or no natural number"))

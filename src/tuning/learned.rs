@@ -1,11 +1,11 @@
-//! What a tuning file says of operations under conditions: of rows of this size, that lie so, in memory that peers map.
+//! Choices of a tuning file under conditions: for rows of a certain size and layout, in memory that peers map or not.
 
 use super::file::{Shape, number, string};
 use super::variant::{Operation, Variant};
 use crate::log::shown;
 use serde_json::Value;
 
-/// How the rows of a low-latency operation lie.
+/// Layout of an LL operation's rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)] // As they are called.
 pub enum Lie {
@@ -15,7 +15,7 @@ pub enum Lie {
 }
 
 impl Lie {
-    /// By whether they lie by rank, and in a view.
+    /// The layout of rows by rank or expert, in a view or not.
     pub fn of(by_rank: bool, in_view: bool) -> Self {
         match (by_rank, in_view) {
             (_, true) => Self::InView,
@@ -34,33 +34,33 @@ impl Lie {
     }
 }
 
-/// The rows of a call. `None` is unknown.
+/// The rows of a call; `None`: unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rows {
     /// Bytes of a row as it travels, without its scales.
     pub row_bytes: usize,
-    /// In LL, how they lie.
+    /// Layout, in LL.
     pub lie: Option<Lie>,
     /// Whether peers map their memory.
     pub mapped: bool,
 }
 
-/// How to run an operation; what is `None` is as the library wants.
+/// How to run an operation; `None` leaves it to the library.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Best {
-    /// Which of the ways that have names.
+    /// The best variant.
     pub variant: Option<Variant>,
     /// Not checked yet.
     pub shape: Option<Shape>,
 }
 
-/// What was best for operations on so many tokens, or fewer.
+/// The best choices for operations, by the largest number of tokens that each applies to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Learned {
     entries: Vec<Entry>,
 }
 
-/// Of the conditions those count that are there.
+/// An entry's conditions, where they are given, and its choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Entry {
     operation: Operation,
@@ -73,7 +73,7 @@ struct Entry {
 }
 
 impl Learned {
-    /// Of the list of them in a file.
+    /// Parses a file's list of choices.
     pub fn parse(choices: &[Value]) -> Result<Self, String> {
         let entry = |(index, value)| Entry::parse(value).map_err(|reason| format!("choice {index}: {reason}"));
         Ok(Self { entries: choices.iter().enumerate().map(entry).collect::<Result<_, _>>()? })
@@ -84,10 +84,10 @@ impl Learned {
         self.entries.is_empty()
     }
 
-    /// The variant and the launch of an operation on `tokens`: as for the next larger number of tokens that was measured.
+    /// The variant and launch shape for an operation on `tokens`: those of the next larger measured number of tokens.
     ///
-    /// Ranks must agree on how low latency sums, but not on their tokens nor where their rows are. So that is as for the
-    /// most tokens, of this rank and of all others.
+    /// The LL variant is instead that of the largest number of tokens, wherever rows lie: ranks must agree on how LL
+    /// sums, but not on their number of tokens or memory.
     pub fn choice(&self, operation: Operation, tokens: usize, rows: Rows) -> Best {
         let agreed = self.fitting(operation, 0, rows, false).max_by_key(|entry| entry.tokens);
         let own = self.fitting(operation, tokens as u64, rows, true).min_by_key(|entry| entry.tokens);

@@ -1,10 +1,9 @@
-//! Launch shapes of a group that differ from the library's own choices: those that `nccl_ep.tune` measured on this
-//! machine, from the file `NCCL_EP_TUNING_FILE`, or others that are set while the group is open; and from that file
-//! variants and shapes under conditions.
+//! A group's launch shapes that differ from the library's own choices: measured on this machine by `nccl_ep.tune` and
+//! read from `NCCL_EP_TUNING_FILE`, or set while the group is open; from that file also variants and shapes under
+//! conditions.
 //!
-//! They are a matter of each rank: what one rank launches need not be what another does. A file that cannot be read, has
-//! another version, or was measured on another GPU or with another number of ranks is ignored with a warning: the
-//! library's own choices work everywhere.
+//! They are local: ranks need not launch the same. A file that cannot be read, has another version, or was measured on
+//! another GPU or number of ranks is ignored with a warning: the library's own choices work everywhere.
 
 mod file;
 mod learned;
@@ -21,7 +20,7 @@ pub use variant::{Operation, Variant};
 /// Token counts are tuned at powers of two, up to 2^23.
 const SIZES: usize = 24;
 
-/// A launch shape: `send_blocks` of `blocks` send; with both equal every block does everything.
+/// A launch shape: `send_blocks` of `blocks` send; if both are equal, every block does everything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Choice {
     pub blocks: u32,
@@ -51,7 +50,7 @@ impl Choice {
     /// Threads of a warp.
     pub const WARP: u32 = 32;
 
-    /// The `shape`, if a GPU with so many multiprocessors can run it.
+    /// Checks `shape` for a GPU with so many multiprocessors.
     pub fn new(shape: &Shape, multiprocessors: u32) -> Result<Self, Unfit> {
         const MOST_THREADS: u64 = 1024;
         let Shape { blocks, threads, send_blocks } = *shape;
@@ -67,7 +66,7 @@ impl Choice {
         Ok(Self { blocks: blocks as u32, threads: threads as u32, send_blocks: send_blocks as u32 })
     }
 
-    /// The same with at most `blocks`, of which the same share sends.
+    /// The shape capped at `blocks`, with the same share of sending blocks.
     pub fn at_most(self, blocks: u32) -> Self {
         if self.blocks <= blocks {
             return self;
@@ -76,7 +75,7 @@ impl Choice {
     }
 }
 
-/// The share of `blocks` that `part` is of `whole`, rounded down.
+/// `blocks * part / whole`, rounded down.
 pub fn share(blocks: u32, part: u32, whole: u32) -> u32 {
     u32::try_from(u64::from(blocks) * u64::from(part) / u64::from(whole.max(1))).unwrap_or(blocks)
 }
@@ -84,7 +83,7 @@ pub fn share(blocks: u32, part: u32, whole: u32) -> u32 {
 /// What was measured for one operation and one number of tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Measured {
-    /// Nothing; the next larger number of tokens decides.
+    /// Nothing: the next larger number of tokens decides.
     #[default]
     Nothing,
     /// The library's own choice was best.
@@ -101,7 +100,7 @@ pub struct Tuning {
     pub live: bool,
 }
 
-/// The file of a group's launch shapes.
+/// The file with a group's launch shapes.
 #[derive(Clone, Debug)]
 pub struct TuningFile {
     pub path: String,
@@ -111,7 +110,7 @@ pub struct TuningFile {
 }
 
 impl TuningFile {
-    /// The launch shapes that it says now; none if it is not for this GPU and group.
+    /// The launch shapes in it now; none if it is not for this GPU and group.
     pub fn read(&self) -> Option<Tuning> {
         source::read(&self.path)
             .and_then(|text| Tuning::parse(&text, &self.gpu, self.ranks, self.multiprocessors))
@@ -121,8 +120,8 @@ impl TuningFile {
 }
 
 impl Learned {
-    /// What the file at `path` says for this device and group. Where kernels are launched, the reader of their shapes has
-    /// warned of a file that cannot be used.
+    /// What the file at `path` says for this device and group. Silent about unusable files: where kernels are launched,
+    /// the reader of their shapes has warned.
     pub fn read(path: &str, gpu: &str, ranks: usize, multiprocessors: Option<u32>) -> Self {
         let found = source::read(path).and_then(|text| {
             let most = multiprocessors.unwrap_or(u32::MAX);
@@ -157,8 +156,8 @@ impl Tuning {
         Ok((tuning, learned))
     }
 
-    /// Sets the shape of `operation` for `tokens` on a GPU with this many `multiprocessors`; `None` is the library's own
-    /// choice. An error says what is wrong.
+    /// Sets the shape of `operation` for `tokens` on a GPU with this many `multiprocessors`; `None` is the library's
+    /// own choice.
     fn set(
         &mut self,
         operation: Operation,
@@ -183,8 +182,8 @@ impl Tuning {
         self.measured == Self::default().measured
     }
 
-    /// The shape of an operation on `tokens`: the entry for that number, else for the next larger one that was
-    /// measured. `None` is the library's own choice; it also applies beyond the largest entry.
+    /// The shape for `tokens`: that of the next larger measured number of tokens. `None`, also beyond the largest
+    /// entry, is the library's own choice.
     pub fn choice(&self, operation: Operation, tokens: usize) -> Option<Choice> {
         let first = tokens.max(1).next_power_of_two().trailing_zeros() as usize;
         match self.measured[operation as usize].get(first..)?.iter().find(|&&size| size != Measured::Nothing)? {
@@ -194,7 +193,7 @@ impl Tuning {
     }
 }
 
-/// The one of `files` for this machine.
+/// The one of `files` that was measured on such a machine.
 fn fitting(mut files: Vec<File>, gpu: &str, ranks: usize) -> Result<File, String> {
     let fits = |file: &File| file.gpu == gpu && file.ranks == ranks as u64;
     if let Some(index) = files.iter().position(fits) {

@@ -1,4 +1,4 @@
-//! Reads a tuning file from a path in the environment, which may lead to anything.
+//! Reads a tuning file from a path in the environment, which may be anything.
 
 use std::fs::{File, Metadata};
 use std::io::Read;
@@ -10,7 +10,7 @@ const MOST_BYTES: u64 = 1 << 20;
 /// The contents of the file at `path`, or the reason not to read it.
 pub fn read(path: &str) -> Result<String, String> {
     let failed = |error: std::io::Error| error.to_string();
-    // Check before opening: opening a device or a pipe may act or block.
+    // Checked before opening: opening a device or a pipe may have effects or block.
     check(&std::fs::metadata(path).map_err(failed)?)?;
     let mut options = File::options();
     let file = options.read(true).custom_flags(libc::O_NONBLOCK);

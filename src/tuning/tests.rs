@@ -152,7 +152,7 @@ fn choices_are_for_rows_as_they_were_measured() {
     let view = Rows { lie: Some(Lie::of(true, true)), ..rows };
     assert_eq!(chosen(Operation::LlDispatch, 8, view), (None, 16));
     assert_eq!(chosen(Operation::LlDispatch, 8, Rows { lie: Some(Lie::of(true, false)), ..rows }), (None, 0));
-    // How sums are made does not depend on what a rank has alone.
+    // How ranks sum does not depend on their local tokens or memory.
     let by_expert = Rows { lie: Some(Lie::of(false, false)), ..rows };
     for (tokens, mapped, blocks) in [(3, false, 16), (3, true, 0), (16, true, 0), (17, false, 0), (99, true, 0)] {
         let found = chosen(Operation::LlCombine, tokens, Rows { mapped, ..by_expert });

@@ -1,9 +1,9 @@
-//! Operations, and the ways to run them that have names.
+//! Operations, and their named variants.
 
 use crate::log::shown;
 
 crate::named! {
-    /// An operation with a launch shape of its own, by its names in files.
+    /// An operation with its own launch shape, with its name in files.
     Operation:
     LlDispatch = 0, "ll_dispatch";
     LlCombine = 1, "ll_combine";
@@ -12,24 +12,24 @@ crate::named! {
 }
 
 impl Operation {
-    /// The operation that a file calls `name`.
+    /// The operation named `name` in a file.
     pub(super) fn of_file(name: &str) -> Result<Self, String> {
         Self::named(name).ok_or_else(|| format!("unknown operation {:?}", shown(name)))
     }
 }
 
 crate::named! {
-    /// A way to run an operation, by the number that callers know.
+    /// A variant of an operation, with the number that callers know.
     Variant:
-    /// LL combine: a rank sums its rows of a token and sends one.
+    /// LL combine: a rank sums its rows of a token and sends the sum.
     LlReduce = 1, "ll.reduce";
-    /// LL combine: each entry's row comes home.
+    /// LL combine: each entry's row goes home.
     LlExact = 2, "ll.exact";
     /// HT: rows pass through the receiver's ring.
     HtRing = 3, "ht.ring";
-    /// HT dispatch: rows are stored where the receiver wants them.
+    /// HT dispatch: rows are stored directly into the receiver's output.
     HtDirect = 4, "ht.direct";
-    /// HT combine: homes load the rows and sum them.
+    /// HT combine: home ranks load the rows and sum them.
     HtPull = 5, "ht.pull";
 }
 

@@ -1,11 +1,11 @@
 //! Small exchanges over the caller's communicator, while groups and handles are created.
 //!
-//! They use ncclAllGather only, so any NCCL serves. All waits of a call share the group's deadline: if a rank never
-//! arrives, the others return an error. NCCL may notice a lost rank itself and then end the collective as if it were
-//! complete, or with an error of the stream. So each rank seals its contribution with a checksum.
+//! They use ncclAllGather only, so any NCCL will do. All waits of a call share the group's deadline: if a rank never
+//! arrives, the others return an error. NCCL may notice a lost rank first and end the collective as if it were
+//! complete, or with a stream error. So each rank seals its contribution with a checksum.
 //!
-//! NCCL connects the ranks in the call that enqueues the first collective, and tries for about a minute to reach a rank
-//! that has died. So a thread of its own makes that call: after the deadline nobody waits for it.
+//! NCCL connects the ranks in the call that enqueues the first collective, and tries for about a minute to reach a dead
+//! rank. So a separate thread makes that call, which nobody waits for after the deadline.
 
 mod record;
 
@@ -24,7 +24,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Enough for the records of a group's creation on eight ranks.
+/// Enough for the records of creating a group on eight ranks.
 const LEAST_BUFFER_BYTES: usize = 64 << 10;
 
 /// Exchanges among the ranks of a communicator.
@@ -62,8 +62,8 @@ impl Bootstrap {
         }
     }
 
-    /// The error of an exchange that other ranks never joined, or were lost in. That exchange may
-    /// be stuck on its stream for ever, so no other can follow.
+    /// The error of an exchange that other ranks never joined, or in which one was lost. It may block its stream
+    /// forever, so no other exchange can follow.
     pub fn lost(&self) -> Option<Error> {
         self.lost.get().cloned()
     }
@@ -88,18 +88,18 @@ impl Bootstrap {
         if let Some(lost) = self.lost() {
             return Err(lost);
         }
-        // The others wait for this rank's part from now on: without it no exchange can follow.
+        // From here on the others wait for this rank's part: after an error no exchange can follow.
         self.gathered(mine, stream).map_err(|error| self.lost.get_or_init(|| error).clone())
     }
 
-    /// The same, of which any error is the last exchange's.
+    /// The same; any error is final for the communicator.
     fn gathered(&self, mine: &[u8], stream: Stream) -> Result<Vec<Vec<u8>>> {
         let start = Instant::now();
         let mut kept = self.buffer.lock();
         let exchange = self.exchanges.fetch_add(1, Ordering::Relaxed) + 1;
         let sealed = sealed(exchange, mine);
         let total = sealed.len() * self.ranks();
-        // A running exchange owns the buffer; after a failure the buffer is not used again.
+        // A running exchange owns the buffer; after a failure the buffer is not reused.
         let buffer = self.enough(kept.take(), total + sealed.len())?;
         let gathered = buffer.data;
         let own = DevPtr(gathered.0 + total);
@@ -111,10 +111,10 @@ impl Bootstrap {
         };
         let mut bytes = vec![0; total];
         match &waited {
-            // The other ranks have this rank's contribution and continue with it.
+            // The other ranks have this rank's contribution, and go on.
             Ok(()) => self.device.download(&mut bytes, gathered)?,
             Err(Waited::TooLong(error)) => return Err(error.clone()),
-            // The received bytes are only a hint, and the memory may be out of reach.
+            // The received bytes are only a hint, and the memory may be inaccessible.
             Err(Waited::Broken(_)) => drop(self.device.download(&mut bytes, gathered)),
         }
         let records = bytes.chunks_exact(sealed.len());
@@ -127,13 +127,13 @@ impl Bootstrap {
         Ok(payloads.into_iter().flatten().map(<[u8]>::to_vec).collect())
     }
 
-    /// Enqueues the all-gather of `bytes` at `own` to `gathered`. `None` if NCCL does not return from
-    /// that call before the deadline.
+    /// Enqueues the all-gather of `bytes` at `own` to `gathered`. `None` if NCCL's call does not return before the
+    /// deadline.
     fn enqueue(&self, own: DevPtr, gathered: DevPtr, bytes: usize, stream: Stream) -> Result<Option<Exchange>> {
         let comm = self.comm.clone();
         let device = Arc::clone(&self.device);
-        // Made and recorded here: after the deadline such a call might wait for the exchange, if
-        // another thread frees memory.
+        // Created and recorded here: after the deadline such a call might wait for the exchange, if another thread
+        // frees memory.
         let mut mark = device.new_mark()?;
         let call = move || -> Result<Exchange> {
             let _entered = device.enter()?;
@@ -147,7 +147,7 @@ impl Bootstrap {
             Ok(exchange)
         };
         if stream == Stream::PER_THREAD {
-            // In another thread this would be another stream.
+            // In another thread this would name another stream.
             return call().map(Some);
         }
         self.within_deadline(|left| detached::within(left, call))?.transpose()
@@ -159,7 +159,7 @@ impl Bootstrap {
         ranks.filter(|&(rank, payload)| payload.is_none() && rank != self.rank()).map(|(rank, _)| rank).collect()
     }
 
-    /// The error when NCCL ended an exchange without `missing`; `cause` is the stream's error.
+    /// The error for an exchange that NCCL ended without `missing`; `cause` is the stream's error.
     fn gave_up(&self, missing: &[GroupRank], start: Instant, cause: Option<Error>) -> Error {
         let text = format!(
             "rank {} of {} waited {} ms for {} in an exchange of all ranks, and NCCL gave it up{}",
@@ -186,14 +186,14 @@ impl Bootstrap {
         }
     }
 
-    /// Exchanges payloads of `bytes` bytes if every rank is well; otherwise all ranks fail, each
-    /// naming the first that refused.
+    /// Exchanges payloads of `bytes` bytes if no rank refuses; otherwise all ranks fail, each naming the first that
+    /// refused.
     pub fn agree(&self, mine: Result<Vec<u8>>, bytes: usize, stream: Stream) -> Result<Vec<Vec<u8>>> {
         let record = verdict(&mine, bytes, self.formatter);
         let mut records = match (mine, self.all_gather(&record, stream)) {
             (Ok(_), gathered) => gathered?,
             (Err(mine), Ok(_)) => return Err(mine),
-            // The caller needs both errors: what to repair, and that the communicator is no longer usable.
+            // The caller needs both errors: what to fix, and that the communicator is unusable.
             (Err(mine), Err(lost)) => return Err(mine.and(lost)),
         };
         for (rank, record) in records.iter().enumerate() {
@@ -207,7 +207,7 @@ impl Bootstrap {
         Ok(records)
     }
 
-    /// Starts a call with a deadline of its own.
+    /// Starts a new call, with the full deadline.
     pub fn begin_call(&self) {
         *self.waited.lock() = Duration::ZERO;
     }
@@ -221,8 +221,8 @@ impl Bootstrap {
         waited
     }
 
-    /// Runs `wait`, a part of the call that is told how long it may wait: not to the deadline, so that ranks can still
-    /// tell each other why it failed.
+    /// Runs `wait` as part of the call, with only part of the remaining time, so that ranks can still tell each other
+    /// before the deadline why it failed.
     pub fn within_most<T>(&self, wait: impl FnOnce(Duration) -> T) -> T {
         self.within_deadline(|left| wait(left * 3 / 4))
     }
@@ -262,19 +262,19 @@ impl Bootstrap {
     }
 }
 
-/// An exchange on a stream. Unless its end was seen, it is marked hung when this is dropped: after the deadline, maybe by
-/// the thread that has enqueued it.
+/// An exchange on a stream. Unless it was seen to end, dropping it marks it hung; after the deadline the thread that
+/// enqueued it may be the one to do so.
 struct Exchange {
     device: Arc<dyn Device>,
-    /// Behind it; without one its end is not known.
+    /// Recorded behind the exchange; without one its end cannot be known.
     mark: Option<Box<dyn StreamMark>>,
     is_over: bool,
-    /// Dropped after that: in between the device would seem quiescent.
+    /// Dropped after the exchange is marked hung: in between the device would seem quiescent.
     _under_way: UnderWay,
 }
 
 impl Exchange {
-    /// Whether it has run; without a mark, whether all on its `stream` has.
+    /// Whether it has run; without a mark, whether everything on `stream` has.
     fn has_run(&self, stream: Stream) -> Result<bool> {
         self.mark.as_ref().map_or_else(|| self.device.is_idle(stream), |mark| mark.is_over())
     }

@@ -1,4 +1,4 @@
-//! Calls that may never return, in threads of their own.
+//! Calls that may never return, each in its own thread.
 
 use crate::error::{Error, Result};
 use once_cell::sync::Lazy;
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 type Work = Box<dyn FnOnce() + Send>;
 
-/// Threads that wait for the day when the system gives no other: what ends a failed network must run then, too.
+/// Threads kept for when the system refuses a new one: ending a failed network must still be possible then.
 #[derive(Default)]
 struct Spares {
     state: Mutex<State>,
@@ -20,17 +20,17 @@ struct Spares {
 
 #[derive(Default)]
 struct State {
-    /// How many there are to be; those above leave.
+    /// The number of threads to keep; surplus ones exit.
     wanted: usize,
     threads: usize,
     idle: usize,
-    /// For idle ones, no more than there are.
+    /// Work for idle threads, never more than there are.
     work: Vec<Work>,
 }
 
 static SPARES: Lazy<Arc<Spares>> = Lazy::new(Arc::default);
 
-/// Keeps `count` threads at hand from now on.
+/// Keeps `count` spare threads from now on.
 pub fn keep_spares(count: usize) -> Result<()> {
     SPARES.keep(count)
 }
@@ -48,7 +48,7 @@ impl Spares {
         Ok(())
     }
 
-    /// Hands `work` to an idle one, if there is any.
+    /// Hands `work` to an idle thread, if there is one.
     fn give(&self, work: Work) -> Option<()> {
         let mut state = self.state.lock();
         if state.idle <= state.work.len() {
@@ -78,7 +78,7 @@ impl Spares {
     }
 }
 
-/// How many of those that [`start`] was given have not ended.
+/// How many of the works that [`start`] was given have not ended.
 static AT_WORK: AtomicUsize = AtomicUsize::new(0);
 
 struct AtWork;
@@ -97,10 +97,10 @@ impl Drop for AtWork {
     }
 }
 
-/// What stays while any work goes on.
+/// What must not be dropped while any work is running.
 static KEPT: Mutex<Vec<Box<dyn Send>>> = Mutex::new(Vec::new());
 
-/// Drops `thing` when no work goes on: now, if that is so in a moment, or later in a thread of the work.
+/// Drops `thing` once no work is running: now, if work ends within a moment, or later in a worker thread.
 pub fn drop_when_idle(thing: impl Send + 'static) {
     if is_at_work() {
         KEPT.lock().push(Box::new(thing));
@@ -115,7 +115,7 @@ fn drop_kept_if_idle() {
     }
 }
 
-/// Whether any work goes on, after a moment for threads that have nothing left to do but to end.
+/// Whether any work is running, after a moment of grace for threads about to exit.
 fn is_at_work() -> bool {
     const MOMENTS: usize = 100;
     (0..MOMENTS).all(|_| {
@@ -127,14 +127,14 @@ fn is_at_work() -> bool {
     })
 }
 
-/// Runs `work` in a thread of its own. Nobody waits for its end.
+/// Runs `work` in a thread of its own, which nobody joins.
 pub fn start(work: impl FnOnce() + Send + 'static) -> Result<()> {
     let at_work = AtWork::begin();
     let work = move || {
         work();
         drop(at_work);
     };
-    // A thread that cannot be started loses what it was to do.
+    // If no thread can be started, the closure is lost with it.
     let work = Arc::new(Mutex::new(Some(work)));
     let own = Arc::clone(&work);
     let run = move || {
@@ -154,7 +154,7 @@ fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<()> {
     thread.spawn(work).map(drop).map_err(|cause| Error::system("a thread for the network", &cause))
 }
 
-/// What `work` gives within `limit`. Otherwise `None`: it goes on, and what it gives is dropped in its thread.
+/// The result of `work`, if it comes within `limit`; else `None`: the work continues, and its thread drops the result.
 pub fn within<T: Send + 'static>(limit: Duration, work: impl FnOnce() -> T + Send + 'static) -> Result<Option<T>> {
     let (sender, receiver) = channel();
     start(move || drop(sender.send(work())))?;

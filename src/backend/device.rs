@@ -1,4 +1,4 @@
-//! What the library asks of the device that a group runs on.
+//! What the library needs from the device that a group runs on.
 
 use crate::backend::quiescence::{Attempt, UnderWay, Works};
 use crate::error::{Code, Error, Result};
@@ -25,27 +25,27 @@ pub trait Memory: Send + Sync {
     fn download(&self, to: &mut [u8], from: DevPtr) -> Result<()>;
 }
 
-/// Gives the blocks of a group's handles, instead of the library's memory.
+/// Supplies the blocks of a group's handles, in place of the library's memory.
 pub trait Blocks: Send + Sync {
-    /// `bytes` of the device, which are the group's until it is closed.
+    /// `bytes` of device memory, the group's until it is closed.
     fn take(&self, bytes: usize) -> Result<DevPtr>;
 }
 
 pub trait Marks: Send + Sync {
-    /// A mark that is nowhere yet.
+    /// A mark that is not recorded yet.
     fn new_mark(&self) -> Result<Box<dyn StreamMark>>;
 }
 
-/// A place in what streams have been given.
+/// A position in the work of a stream.
 pub trait StreamMark: Send {
-    /// Marks what `stream` has been given so far. False, and no mark, while the stream is captured.
+    /// Marks the work enqueued on `stream` so far. Returns false, without a mark, while the stream is captured.
     fn record(&mut self, stream: Stream) -> Result<bool>;
-    /// Whether what was marked has run; also if it has ended in an error.
+    /// Whether the marked work has ended, successfully or not.
     fn is_over(&self) -> Result<bool>;
 }
 
-/// Ends a wait for a group's last operations. They have a deadline of their own once they run; so twice the `timeout` is
-/// for what is before them on their stream, and once if that may be an exchange which `is_hung`.
+/// Limits the wait for a group's last operations. Those have their own deadline once they run; twice the `timeout` is
+/// for the work ahead of them on their stream, and once if that may be an exchange that `is_hung`.
 pub fn check_patience(waited: Duration, timeout: Duration, is_hung: impl FnOnce() -> bool) -> Result<()> {
     let text = if waited > timeout && is_hung() {
         "its operations are behind an exchange that a lost rank never joined".to_owned()
@@ -57,37 +57,36 @@ pub fn check_patience(waited: Duration, timeout: Duration, is_hung: impl FnOnce(
     Err(Error::new(Code::RemoteError, text))
 }
 
-/// Whether what is before `mark` may still be on the device.
+/// Whether work before `mark` may still be on the device.
 pub fn may_run(mark: &Option<Box<dyn StreamMark>>) -> bool {
     mark.as_ref().is_none_or(|mark| mark.is_over() == Ok(false))
 }
 
-/// A device as this process uses it: its streams, what waits on it for other ranks, and captures into graphs. A device
-/// without graphs has no captures.
+/// A device as this process uses it: its streams, its work that waits for other ranks, and captures into graphs. A
+/// device without graphs has no captures.
 pub trait Device: Memory + Marks {
-    /// Makes it the calling thread's until the result is dropped. What the thread calls meanwhile disturbs no capture
-    /// of another one.
+    /// Makes it current on the calling thread until the result is dropped. Meanwhile no call of the thread disturbs a
+    /// capture of another thread.
     fn enter(&self) -> Result<EnteredDevice>;
-    /// A stream that is not ordered with any other, not even with the legacy default one.
+    /// A stream that is not ordered with any other, including the legacy default stream.
     fn create_stream(&self) -> Result<Stream>;
     fn destroy_stream(&self, stream: Stream);
     /// Whether everything enqueued on `stream` has run.
     fn is_idle(&self, stream: Stream) -> Result<bool>;
-    /// Announces work that waits for other ranks. Until the result is dropped, no call waits for the whole device.
+    /// Announces work that waits for other ranks. Until the result is dropped, no call synchronizes the device.
     fn begin(&self) -> UnderWay;
-    /// Counts `works` among what waits for other ranks.
+    /// Counts `works` as work that waits for other ranks.
     fn watch_works(&self, works: Weak<dyn Works>);
-    /// Reports an exchange that was given up and may never end; `mark`, if there is any, is behind it. Freeing
-    /// memory would wait for it, so everything stays allocated until it has ended.
+    /// Reports an exchange that was given up and may never end; `mark`, if any, is recorded behind it. Freeing memory
+    /// would wait for it, so everything stays allocated until it has ended.
     fn mark_hung(&self, mark: Option<Box<dyn StreamMark>>);
-    /// Does `work`, which may wait for the whole device, if the device is quiescent and no graph has operations.
+    /// Does `work`, which may synchronize the device, if the device is quiescent and no graph has operations.
     fn attempt(&self, work: &mut dyn FnMut()) -> Attempt;
-    /// The failure of a device that was reset: nothing on it is left, and nothing can be freed there. `None` for any
-    /// other.
+    /// The failure of a device that was reset: nothing is left on it, and nothing can be freed there. `None` otherwise.
     fn lost(&self) -> Option<Error> {
         None
     }
-    /// What tuning files call it.
+    /// Its name in tuning files.
     fn name(&self) -> Result<String> {
         Ok("CPU".to_owned())
     }
@@ -95,29 +94,29 @@ pub trait Device: Memory + Marks {
     fn multiprocessors(&self) -> Option<u32> {
         None
     }
-    /// What tells the context from all others that the process has or had; zero on a device without contexts.
+    /// Distinguishes the context from all others that the process has or had; 0 on a device without contexts.
     fn context_number(&self) -> u64 {
         0
     }
-    /// Whether work on `stream` would go into a graph, or have to wait for a stream whose work does.
+    /// Whether work on `stream` would be captured, or would have to wait for a captured stream.
     fn is_captured(&self, _stream: Stream) -> Result<bool> {
         Ok(false)
     }
-    /// Does `work` so that captures which this thread has open go on, even if it makes calls that end them otherwise.
+    /// Does `work` so that this thread's open captures survive calls that would invalidate them.
     fn apart_from_captures(&self, work: &mut dyn FnMut()) -> Result<()> {
         work();
         Ok(())
     }
 }
 
-/// A device is the calling thread's until this is dropped, on that thread.
+/// Keeps a device current on the calling thread; must be dropped there.
 #[must_use]
 pub struct EnteredDevice {
     _leaves: Box<dyn Any>,
 }
 
 impl EnteredDevice {
-    /// The device is left when `leaves` is dropped.
+    /// The device that is left when `leaves` is dropped.
     pub fn new(leaves: impl Any) -> Self {
         let _leaves = Box::new(leaves);
         Self { _leaves }
@@ -128,14 +127,14 @@ impl EnteredDevice {
 #[path = "device_tests.rs"]
 pub mod tests;
 
-/// Destroyed when it is dropped.
+/// A stream that is destroyed on drop.
 pub struct OwnStream {
     device: Arc<dyn Device>,
     pub stream: Stream,
 }
 
 impl OwnStream {
-    /// A stream without implicit order.
+    /// A stream that is not implicitly ordered with others.
     pub fn new(device: Arc<dyn Device>) -> Result<Self> {
         let stream = device.create_stream()?;
         Ok(Self { device, stream })
@@ -144,7 +143,7 @@ impl OwnStream {
 
 impl Drop for OwnStream {
     fn drop(&mut self) {
-        // An exchange that a lost rank never joined may block it for ever; then the stream is leaked.
+        // An exchange that a lost rank never joined may block it forever; then the stream is leaked.
         if self.device.is_idle(self.stream) == Ok(true) {
             self.device.destroy_stream(self.stream);
         }

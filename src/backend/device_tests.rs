@@ -1,4 +1,4 @@
-//! A device for unit tests, whose stream comes along when a test says so.
+//! A device for unit tests, whose stream advances when a test says so.
 
 use super::*;
 use crate::backend::net::two_sided::outstanding::Outstanding;
@@ -12,19 +12,19 @@ use std::time::Duration;
 /// The number of the stream that is captured.
 pub const CAPTURED: usize = 7;
 
-/// A device with one stream, which has passed so many marks, and the marks that were made and recorded.
+/// A device with one stream that has passed so many marks, and all marks that were created and recorded.
 #[derive(Clone, Default)]
 pub struct TestDevice {
     passed: Arc<AtomicUsize>,
     recorded: Arc<AtomicUsize>,
     pub made: Arc<AtomicUsize>,
-    /// Locked while the stream takes no more than so many marks, and no copy.
+    /// Locked while the stream is full: it takes no copy, and no mark beyond `room`.
     full: Arc<Mutex<()>>,
-    /// For how many marks there is room while it is held up.
+    /// How many marks still fit on the full stream.
     pub room: Arc<AtomicUsize>,
     is_waiting: Arc<AtomicBool>,
     uploads: Arc<Mutex<Vec<DevPtr>>>,
-    /// What becomes of work for a quiescent moment; by default it is done.
+    /// The outcome of work for a quiescent moment; by default it is done.
     attempt: Arc<Mutex<Option<Attempt>>>,
     /// Whether there is a graph with an operation.
     has_graph: Arc<AtomicBool>,
@@ -34,17 +34,17 @@ pub struct TestDevice {
 }
 
 impl TestDevice {
-    /// One in another context than all others.
+    /// A device in another context than all others.
     pub fn of_context(context: u64) -> Self {
         Self { context, ..Self::default() }
     }
 
-    /// One that threads enter so.
+    /// A device that threads enter by `enter`.
     pub fn entered_by(enter: fn() -> EnteredDevice) -> Self {
         Self { enter: Some(enter), ..Self::default() }
     }
 
-    /// No operations yet, of which captured ones are in the device's graph.
+    /// No operations yet; captured ones will be in the device's graph.
     pub fn outstanding(&self) -> Outstanding {
         let new_marks = |_| -> Result<Option<Arc<dyn ReplayMarks>>> { Ok(Some(Arc::new(self.clone()))) };
         Outstanding::new(&new_marks).unwrap()
@@ -55,7 +55,7 @@ impl TestDevice {
         self.has_graph.store(true, Ordering::Relaxed);
     }
 
-    /// All captured operations are under way from now on.
+    /// From now on all captured operations are under way.
     pub fn begin_replay(&self) {
         self.is_replayed.store(true, Ordering::Relaxed);
     }
@@ -65,29 +65,29 @@ impl TestDevice {
         self.has_graph.store(false, Ordering::Relaxed);
     }
 
-    /// Work for a quiescent moment fares so from now on.
+    /// Sets the outcome of work for a quiescent moment.
     pub fn let_attempts_be(&self, attempt: Attempt) {
         *self.attempt.lock() = Some(attempt);
     }
 
-    /// Lets the stream pass so many more.
+    /// Advances the stream by so many marks.
     pub fn pass(&self, marks: usize) {
         self.passed.fetch_add(marks, Ordering::Relaxed);
     }
 
-    /// Until the result is dropped, copies wait, and marks for which there is no room.
+    /// Fills the stream until the result is dropped: copies wait, and marks without room.
     pub fn hold_up(&self) -> MutexGuard<'_, ()> {
         self.full.lock()
     }
 
-    /// Returns once something waits for that.
+    /// Returns once a thread waits for room.
     pub fn wait_for_somebody(&self) {
         while !self.is_waiting.load(Ordering::Relaxed) {
             std::thread::sleep(Duration::from_micros(100));
         }
     }
 
-    /// Where copies went, in their order.
+    /// The destinations of copies, in order.
     pub fn uploads(&self) -> Vec<DevPtr> {
         self.uploads.lock().clone()
     }

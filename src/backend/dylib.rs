@@ -1,7 +1,7 @@
 //! Functions of a shared library that the caller's process may or may not have.
 //!
-//! The copy that the process already uses is tried first: an `ncclComm_t` or a CUDA context of one
-//! copy is invalid in another. Nothing is linked, so this library loads on every machine.
+//! The copy that the process already uses is tried first: an `ncclComm_t` or CUDA context of one copy is invalid in
+//! another. Nothing is linked, so this library loads on every machine.
 #![allow(unsafe_code)]
 
 use crate::env;
@@ -33,7 +33,7 @@ impl Library {
             .ok_or_else(last_error)
     }
 
-    /// The NCCL that `NCCL_EP_NCCL_LIBRARY` names, if it is set. It is used even if the process has made another one
+    /// The NCCL that `NCCL_EP_NCCL_LIBRARY` names, if it is set. It takes precedence over one that the process has made
     /// global: the Python package makes communicators with it. The error is the loader's text.
     pub(super) fn chosen_nccl() -> Option<Result<Self, String>> {
         let path = CString::new(env::nccl_library()?).ok()?;
@@ -50,14 +50,14 @@ impl Library {
         process.symbol(probe).is_some().then_some(process)
     }
 
-    /// The object that defines `marker`, a symbol that some part of the process has made global.
+    /// The object that defines `marker`, a symbol that some object of the process has made global.
     ///
-    /// Unlike [`Library::in_process`] it prefers that object for all other names, even where an object loaded earlier
-    /// also defines them: a Python process may hold PyTorch's CUDA runtime beside the CPU stand-ins.
+    /// Unlike with [`Library::in_process`], all other names are looked up in that object first, even if an object
+    /// loaded earlier defines them too: a Python process may hold PyTorch's CUDA runtime beside the CPU stand-ins.
     pub(super) fn defining(marker: &CStr) -> Option<Self> {
         let process = Self::in_process(marker)?;
         let Some(path) = object_of(process.symbol(marker)?.as_ptr()) else { return Some(process) };
-        // dlopen knows no name for the main program; no object precedes that one either.
+        // dlopen has no name for the main program, which precedes all other objects anyway.
         Some(Self::open(path, libc::RTLD_NOW | libc::RTLD_NOLOAD).unwrap_or(process))
     }
 
@@ -84,7 +84,7 @@ impl Library {
     }
 }
 
-/// The name of the object that has `address`, as the loader knows it.
+/// The loader's name of the object that contains `address`.
 fn object_of(address: *const c_void) -> Option<&'static CStr> {
     let mut object = std::mem::MaybeUninit::<libc::Dl_info>::uninit();
     // SAFETY: dladdr accepts any address; the result goes to an object of its type.
@@ -96,7 +96,7 @@ fn object_of(address: *const c_void) -> Option<&'static CStr> {
     Some(unsafe { CStr::from_ptr(object.assume_init().dli_fname) })
 }
 
-/// The path of the file that `address` was loaded from, without symbolic links where it is known.
+/// The path of the file that `address` was loaded from, with symbolic links resolved if possible.
 pub(super) fn file_of(address: *const c_void) -> Option<String> {
     let name = object_of(address)?.to_str().ok()?;
     Some(std::fs::canonicalize(name).ok().map_or(name.to_owned(), |path| path.display().to_string()))
@@ -110,7 +110,7 @@ pub(super) fn other_files_with(symbol: &CStr, but: &str) -> BTreeSet<String> {
     let defined_in = |name: CString| {
         let library = Library::open(&name, libc::RTLD_LAZY | libc::RTLD_NOLOAD)?;
         let file = file_of(library.symbol(symbol)?.as_ptr())?;
-        // dlsym searches what a library needs, too.
+        // dlsym also searches a library's dependencies.
         (std::fs::canonicalize(name.to_str().ok()?).ok()?.to_str()? == file).then_some(file)
     };
     names.into_iter().filter_map(defined_in).filter(|file| file != but).collect()

@@ -1,37 +1,37 @@
-//! Quiescent moments of a device, and the calls that are made only then.
+//! Quiescent moments of a device, and the calls that are only made then.
 //!
-//! A device is quiescent while nothing of this library on it waits for other ranks, and no such work can be enqueued.
-//! Freeing device memory, unmapping a peer's memory, loading kernels and destroying communicators happen at quiescent
-//! moments only. Each of these calls waits for everything that runs on the device, and on GPUs holds up every launch
-//! meanwhile. If another thread's exchange or operation is on the device then, the call waits for that operation's
-//! peers. Those peers may be blocked in the same call, waiting for this one: a deadlock.
+//! A device is quiescent while no work of this library on it waits for other ranks and no such work can be enqueued.
+//! Freeing device memory, unmapping a peer's memory, loading kernels and destroying communicators happen only then.
+//! Each of these calls waits for everything on the device and, on GPUs, blocks every launch meanwhile. If another
+//! thread's exchange or operation were on the device, the call would wait for that operation's peers, which may be
+//! blocked in the same kind of call, waiting for this rank: a deadlock.
 //!
-//! Nobody waits long for a quiescent moment, as that might need the peers. Memory to be freed is left here.
-//! It is freed at the next quiescent moment, or serves the next group that wants the same, so little
-//! piles up even if no moment is quiescent.
+//! Nobody waits long for a quiescent moment, as that might need the peers. Memory to be freed is left here until the
+//! next one, or reused by the next group with the same needs, so little accumulates even if the device is never
+//! quiescent.
 //!
-//! No moment is quiescent while a graph has operations: two ranks would deadlock if each held up, by a free that waits for
-//! one replay, the launch of the other. On one node graphs count until their group ends. Too much of the caller's memory is freed all the same, by a call that waits for
-//! nothing.
+//! While a graph has operations no moment is quiescent: two ranks would deadlock if each had a free that waits for one
+//! replay and blocks the launch of the other. On one node graphs count until their group ends. If too much of the
+//! caller's memory accumulates, it is freed all the same, by a call that waits for nothing.
 
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// How long the release of caller's memory waits for operations to end.
+/// How long freeing a caller's memory waits for operations to end.
 const PATIENCE: Duration = Duration::from_millis(100);
-/// Most allocations of the caller's that may wait to be freed.
+/// Most allocations of callers that may wait to be freed.
 const MOST_ALLOCATIONS: usize = 256;
-/// Most bytes of them that may wait for graphs alone.
+/// Most bytes of them that may wait only because of graphs.
 const MOST_BYTES: usize = 256 << 20;
 const PAUSE: Duration = Duration::from_micros(50);
 
 /// Enqueued operations that wait for other ranks.
 pub trait Works: Send + Sync {
-    /// Calls `then` while no operation is on the device and none can be enqueued; otherwise returns
-    /// without calling it. Never waits. The library does not see launches of graphs: captured
-    /// operations may always be on the device, unless `graphs` says not to count them.
+    /// Calls `then` while no operation is on the device and none can be enqueued; otherwise returns without calling it.
+    /// Never waits. The library does not see graph launches: captured operations count as always running, unless
+    /// `graphs` says otherwise.
     fn while_idle(&self, graphs: Graphs, then: &mut dyn FnMut());
 }
 
@@ -39,11 +39,11 @@ pub trait Works: Send + Sync {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Graphs {
     Count,
-    /// They do not count: for what waits for nothing. The caller knows of its launches.
+    /// They do not: for frees that wait for nothing. The caller knows of its launches.
     DoNotCount,
 }
 
-/// What came of work for a quiescent moment.
+/// The outcome of work for a quiescent moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attempt {
     Done,
@@ -60,7 +60,7 @@ pub type Free = Box<dyn FnMut(usize) + Send>;
 pub struct Allocation {
     pub address: usize,
     pub bytes: usize,
-    /// Frees it after everything that runs on the device.
+    /// Frees it after everything on the device.
     pub free: Free,
     /// Frees it without waiting; false if the device cannot.
     pub free_unawaited: Box<dyn FnMut(usize) -> bool + Send>,
@@ -69,7 +69,7 @@ pub struct Allocation {
 /// Whether an exchange that was given up is still on the device.
 pub type IsStuck = Box<dyn FnMut() -> bool + Send>;
 
-/// One device, as far as this process uses it. Reusable memory is found by its key.
+/// One device, as used by this process. Reusable memory is found by its key.
 pub struct Quiescence<K> {
     state: Mutex<State<K>>,
 }
@@ -80,25 +80,25 @@ struct State<K> {
     works: Vec<Weak<dyn Works>>,
     stuck: Vec<IsStuck>,
     waiting: Vec<Waiting<K>>,
-    /// What callers have left, the oldest first.
+    /// Callers' memory to be freed, oldest first.
     allocations: VecDeque<Allocation>,
-    /// A wait has failed since the last quiescent moment, so no other thread tries.
+    /// A wait has failed since the last quiescent moment, so no thread waits again before the next.
     out_of_patience: bool,
 }
 
-/// Memory, or a mapping, left by another group.
+/// Memory or a mapping that another group left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Taken {
     pub address: usize,
-    /// It must stay allocated as long as the process lives: a peer may still map it.
+    /// It must stay allocated until the process ends: a peer may still map it.
     pub must_stay: bool,
 }
 
 struct Waiting<K> {
-    /// The use that it may serve again; `None` if there is none.
+    /// What it may be reused for; `None`: nothing.
     key: Option<K>,
     address: usize,
-    /// `None` if it must stay allocated as long as the process lives.
+    /// `None` if it must stay allocated until the process ends.
     free: Option<Free>,
 }
 
@@ -118,7 +118,7 @@ impl<K> Default for Quiescence<K> {
 }
 
 impl<K> Quiescence<K> {
-    /// Registers operations to be counted as long as their owner keeps them.
+    /// Registers operations, which count as long as their owner keeps them.
     pub fn watch(&self, works: Weak<dyn Works>) {
         let mut state = self.state.lock();
         state.works.retain(|known| known.strong_count() > 0);
@@ -130,7 +130,7 @@ impl<K> Quiescence<K> {
         self.state.lock().stuck.push(is_stuck);
     }
 
-    /// Whether such an exchange is on the device at this moment.
+    /// Whether such an exchange is on the device now.
     pub fn is_hung(&self) -> bool {
         let (hung, over) = {
             let mut state = self.state.lock();
@@ -142,15 +142,15 @@ impl<K> Quiescence<K> {
         hung
     }
 
-    /// Does `work` if the device is quiescent. Whoever asks for something here waits meanwhile, and so does whoever begins
+    /// Does `work` if the device is quiescent. Meanwhile every caller of this object waits, and so does whoever begins
     /// an operation.
     pub fn attempt(&self, work: impl FnOnce()) -> Attempt {
         if self.while_quiescent(Graphs::Count, |_| work()) { Attempt::Done } else { Attempt::Busy }
     }
 
-    /// Frees caller's memory, now or at the next quiescent moment. Waits a little for operations to end, but not for
-    /// graphs: a program that has some enqueued most of the time would pile up memory. If the operations need this
-    /// thread on another rank, the wait costs only that time, and only once. What is too much is freed at once.
+    /// Frees a caller's memory, now or at the next quiescent moment. Waits briefly for operations to end, but not for
+    /// graphs: with some enqueued most of the time, memory would accumulate. If the operations need this thread on
+    /// another rank, the wait only costs time, and only once. A surplus is freed at once.
     pub fn free_soon(&self, allocation: Allocation) {
         let address = allocation.address;
         self.state.lock().allocations.push_back(allocation);
@@ -172,14 +172,14 @@ impl<K> Quiescence<K> {
         drop(gone);
     }
 
-    /// Frees the allocation at `address` when the device is quiescent; until then it may serve for
-    /// `key`. Without `free` it stays allocated.
+    /// Frees the allocation at `address` when the device is quiescent; until then it may be reused for `key`. Without
+    /// `free` it stays allocated.
     pub fn later(&self, key: Option<K>, address: usize, free: Option<Free>) {
         self.state.lock().waiting.push(Waiting { key, address, free });
         self.settle();
     }
 
-    /// Takes out an entry that serves for `key`.
+    /// Takes out an entry for `key`.
     pub fn take(&self, key: &K) -> Option<Taken>
     where
         K: PartialEq,
@@ -193,7 +193,7 @@ impl<K> Quiescence<K> {
         Some(Taken { address: found.address, must_stay: found.free.is_none() })
     }
 
-    /// Frees all that waits if the device is quiescent.
+    /// Frees everything that waits, if the device is quiescent.
     fn settle(&self) {
         let (mut gone, mut allocations) = (Vec::new(), VecDeque::new());
         self.while_quiescent(Graphs::Count, |state| {
@@ -211,7 +211,7 @@ impl<K> Quiescence<K> {
         });
     }
 
-    /// The same, and says whether the device is quiescent but for graphs. Then too much of the caller's memory is freed.
+    /// The same; also frees surplus caller's memory if the device is quiescent but for graphs. Returns whether it is.
     fn settle_allocations(&self) -> bool {
         self.settle();
         let mut gone = Vec::new();
@@ -249,8 +249,8 @@ impl<K> State<K> {
         self.allocations.iter().any(|it| it.address == address)
     }
 
-    /// Frees the oldest allocations of the caller's until no more than [`MOST_ALLOCATIONS`] with `most_bytes` are left.
-    /// Nothing while a stuck exchange may still use them. Gives what was freed, to be dropped outside of the lock.
+    /// Frees callers' oldest allocations until at most [`MOST_ALLOCATIONS`] of `most_bytes` are left. Nothing while a
+    /// stuck exchange may still use them. Returns what was freed, to be dropped outside the lock.
     fn free_surplus(&mut self, most_bytes: usize) -> Vec<Allocation> {
         let mut freed = Vec::new();
         let mut bytes: usize = self.allocations.iter().map(|it| it.bytes).sum();

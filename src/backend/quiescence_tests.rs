@@ -29,7 +29,7 @@ fn device() -> (Arc<Quiescence<usize>>, Arc<AtomicUsize>) {
     (Arc::default(), Arc::default())
 }
 
-/// Memory of a caller's, whose address counts as freed, or ten times it if nothing waits for that.
+/// A caller's memory. Freeing it adds its address to `freed`, or ten times that if the free waits for nothing.
 fn allocation(address: usize, bytes: usize, freed: &Arc<AtomicUsize>) -> Allocation {
     let count = Arc::clone(freed);
     Allocation {
@@ -97,7 +97,7 @@ fn while_graphs_are_alive_nothing_waits_for_the_device() {
     assert!(start.elapsed() < PATIENCE, "graphs are not waited for");
     assert_eq!(quiescence.attempt(|| ()), Attempt::Busy);
     assert_eq!(freed.load(Ordering::Relaxed), 0);
-    // The oldest is too much.
+    // The oldest is the surplus.
     quiescence.free_soon(allocation(9, 1, &freed));
     assert_eq!(freed.load(Ordering::Relaxed), 80);
     drop(captured);

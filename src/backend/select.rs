@@ -1,7 +1,7 @@
 //! Chooses the backend of this process: the only module that knows both siblings.
 //!
-//! The host backend is used only where NCCL is that of the CPU stand-ins, which their marker symbol
-//! shows. No environment variable can make a communicator of a real NCCL use it.
+//! The host backend is used only with the NCCL of the CPU stand-ins, recognised by their marker symbol. No environment
+//! variable can make a communicator of a real NCCL use it.
 
 use crate::backend::Platform;
 use crate::backend::cuda::CudaPlatform;

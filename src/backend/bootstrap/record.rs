@@ -3,7 +3,7 @@
 use crate::error::{Error, Formatter, Result};
 use crate::model::hash::fnv1a;
 
-/// Bytes of the verdict that each rank puts in front of its payload: a code, then text.
+/// Bytes of the verdict in front of each rank's payload: a code, then text.
 pub const VERDICT_BYTES: usize = 512;
 const CODE_BYTES: usize = 4;
 /// Bytes of the seal in front of each rank's contribution.
@@ -14,7 +14,7 @@ pub fn sealed(exchange: u64, payload: &[u8]) -> Vec<u8> {
     [&seal(exchange, payload).to_le_bytes(), payload].concat()
 }
 
-/// The record of a rank that is well, with a payload of `bytes` bytes, or that refuses.
+/// The record of a rank that agrees, with a payload of `bytes` bytes, or that refuses.
 pub fn verdict(mine: &Result<Vec<u8>>, bytes: usize, formatter: Formatter) -> Vec<u8> {
     let mut record = vec![0; VERDICT_BYTES + bytes];
     match mine {
@@ -82,7 +82,7 @@ mod tests {
         assert_eq!(seal(1, &payload), seal(1, &payload));
         assert_ne!(seal(1, &payload), seal(2, &payload));
         assert_ne!(seal(1, &payload), seal(1, &[1, 2, 0]));
-        // What NCCL leaves in place of a lost rank's record.
+        // A lost rank's record may be left as zeros.
         assert_ne!(seal(1, &[0; 16]), 0);
     }
 

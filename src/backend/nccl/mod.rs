@@ -1,5 +1,5 @@
-//! The few NCCL functions that the library calls, in the copy of NCCL that the caller uses: here those about the
-//! caller's communicator, in `own` those about communicators of the library's own.
+//! The few NCCL functions that the library calls, in the caller's copy of NCCL: here those for the caller's
+//! communicator, in `own` those for the library's own communicators.
 //!
 //! A communicator belongs to the copy of NCCL that created it, so a second copy must not be opened
 //! (`dylib`). Result codes stay integers: a newer NCCL may have codes that we do not know.
@@ -22,7 +22,7 @@ const UINT8: c_int = 1;
 /// `ncclInProgress`, which only non-blocking communicators return.
 const IN_PROGRESS: c_int = 7;
 
-/// Bytes of what ranks find each other by.
+/// Bytes of an `ncclUniqueId`.
 pub const ID_BYTES: usize = 128;
 
 /// `ncclUniqueId`.
@@ -30,7 +30,7 @@ pub const ID_BYTES: usize = 128;
 #[derive(Clone, Copy)]
 struct UniqueId([u8; ID_BYTES]);
 
-/// `ncclConfig_t` as NCCL 2.18 has it. Newer ones take what they know besides from their defaults.
+/// `ncclConfig_t` as of NCCL 2.18. Newer versions use defaults for their additional fields.
 #[repr(C)]
 struct Config {
     size: usize,
@@ -45,8 +45,8 @@ struct Config {
 }
 
 function_table! {
-    /// NCCL's entry points; all are in NCCL 2.18. Those that are optional are for groups over several
-    /// nodes, and for windows, since NCCL 2.29.
+    /// NCCL's entry points; the required ones are in NCCL 2.18. The optional ones are for groups over several nodes,
+    /// and for windows, since NCCL 2.29.
     struct Functions;
     required {
         fn ncclCommCount(*mut c_void, *mut c_int) -> c_int;
@@ -71,7 +71,7 @@ function_table! {
     }
 }
 
-/// The functions, looked up once. A failure is not remembered, as NCCL may be loaded later.
+/// The functions, looked up once. A failure is not cached, as NCCL may be loaded later.
 static FUNCTIONS: OnceCell<Functions> = OnceCell::new();
 
 fn functions() -> Result<&'static Functions> {
@@ -96,7 +96,7 @@ fn functions() -> Result<&'static Functions> {
 pub struct Communicator {
     pub ranks: usize,
     pub rank: GroupRank,
-    /// The CUDA device of this rank, as this process numbers them.
+    /// The CUDA device of this rank, by the process's numbering.
     pub device: usize,
     raw: *mut c_void,
     functions: &'static Functions,
@@ -126,7 +126,7 @@ impl Communicator {
         })
     }
 
-    /// The version of this NCCL as NCCL writes it, `?` for an unknown one, and the file that it is in.
+    /// The version of this NCCL in NCCL's notation, `?` if unknown, and its file.
     pub fn library(&self) -> (String, String) {
         let mut number = 0;
         if let Some(get) = self.functions.ncclGetVersion {
@@ -140,7 +140,7 @@ impl Communicator {
         (version, file(self.functions))
     }
 
-    /// Where this rank's memory of its window at address `window` begins.
+    /// The start of this rank's memory in its window at address `window`.
     pub fn window_data(&self, window: usize) -> Result<DevPtr> {
         let Some(get) = self.functions.ncclWinGetUserPtr else {
             let text = "memory in a window without data needs NCCL 2.29 or newer";
@@ -170,7 +170,7 @@ fn file(functions: &Functions) -> String {
     file_of(functions.ncclCommCount as *const c_void).unwrap_or_else(|| "?".to_owned())
 }
 
-/// `error`, of a communicator that this NCCL does not know, with the other copies of NCCL in the process.
+/// `error`, about a communicator that this NCCL does not know, with the other copies of NCCL in the process.
 fn among_copies(error: Error, functions: &Functions) -> Error {
     let used = file(functions);
     let others = Vec::from_iter(other_files_with(c"ncclCommCuDevice", &used)).join(", ");

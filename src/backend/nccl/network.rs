@@ -1,4 +1,4 @@
-//! The functions of NCCL that communicators of the library's own need.
+//! NCCL's functions for the library's own communicators.
 #![allow(unsafe_code)]
 
 use crate::backend::nccl::{Config, Functions, ID_BYTES, UniqueId, check, functions};
@@ -8,12 +8,12 @@ use crate::log;
 use once_cell::sync::OnceCell;
 use std::ffi::{c_int, c_void};
 
-/// The oldest NCCL that serves, as `ncclGetVersion` counts. Errors of 2.18's network reach no
-/// `ncclCommGetAsyncError`, and its `ncclCommAbort` must not run beside another call.
+/// The oldest usable NCCL, as `ncclGetVersion` counts. In 2.18 network errors do not reach `ncclCommGetAsyncError`, and
+/// `ncclCommAbort` must not run concurrently with another call.
 const OLDEST: c_int = 21900;
-/// The oldest whose `ncclCommAbort` leaves it to a later call to free the communicator.
+/// The oldest whose `ncclCommAbort` leaves freeing the communicator to a later call.
 const FREES_LATER: c_int = 22200;
-/// The variable that gives NCCL's ids, if it is set.
+/// If set, this variable determines NCCL's ids.
 const FIXED_ID: &str = "NCCL_COMM_ID";
 
 type Call<A> = unsafe extern "C" fn(A) -> c_int;
@@ -39,7 +39,7 @@ pub struct Network {
 }
 
 impl Network {
-    /// Those of this process's NCCL, or the refusal of one that lacks them.
+    /// The functions of this process's NCCL, or the refusal of one that lacks them.
     pub fn of_process() -> Result<Self> {
         static WARNED: OnceCell<()> = OnceCell::new();
         check_ids(std::env::var(FIXED_ID).ok())?;
@@ -51,7 +51,7 @@ impl Network {
         Ok(network)
     }
 
-    /// Those of a given NCCL.
+    /// The functions of a given NCCL.
     pub(super) fn of(functions: &'static Functions) -> Result<Self> {
         let version = version(functions)?;
         if version < OLDEST {
@@ -73,7 +73,7 @@ impl Network {
         })
     }
 
-    /// What the ranks of one new communicator find each other by; this process lives until they have.
+    /// The id by which the ranks of one new communicator find each other; this process must live until they have.
     pub fn new_id(&self) -> Result<[u8; ID_BYTES]> {
         let mut id = UniqueId([0; ID_BYTES]);
         // SAFETY: writes one id.
@@ -81,14 +81,14 @@ impl Network {
         self.check("ncclGetUniqueId", code).map(|()| id.0)
     }
 
-    /// Success, or an error that names the function.
+    /// Success, or an error that names the NCCL function.
     pub(super) fn check(&self, name: &str, code: c_int) -> Result<()> {
         check(self.functions, name, code)
     }
 }
 
-/// Refuses an id that the environment fixes: it is one address for all communicators, and several
-/// rails are made at the same time.
+/// Refuses an id that the environment fixes: it is one address for all communicators, and several rails connect at the
+/// same time.
 fn check_ids(fixed: Option<String>) -> Result<()> {
     match fixed.filter(|id| !id.is_empty()) {
         None => Ok(()),
@@ -107,7 +107,7 @@ fn version(functions: &Functions) -> Result<c_int> {
     check(functions, "ncclGetVersion", code).map(|()| version)
 }
 
-/// What cannot be kept over nodes with NCCL of this version.
+/// What an NCCL of this version cannot do over several nodes.
 fn shortcoming(version: c_int) -> Option<String> {
     (version < FREES_LATER).then(|| {
         format!(
@@ -122,7 +122,7 @@ fn needed<F>(function: Option<F>, name: &'static str) -> Result<F> {
     function.ok_or_else(|| Error::usage(Subject::Nccl, AmongRanks::HasForNetwork { name }))
 }
 
-/// A version as people write it. Up to 2.8 NCCL counted it in another way.
+/// A version in NCCL's notation. Up to 2.8 NCCL encoded it differently.
 fn dotted(version: c_int) -> String {
     let (major, minor) = match version {
         ..10_000 => (version / 1000, version / 100 % 10),

@@ -1,5 +1,5 @@
-//! Communicators of the library's own: made from an id of their own, never split off the caller's, because a
-//! split one may share the caller's abort flag.
+//! The library's own communicators: each has its own id and is never split off the caller's, because a split one may
+//! share the caller's abort flag.
 #![allow(unsafe_code)]
 
 use crate::backend::device::Device;
@@ -20,56 +20,56 @@ use std::time::{Duration, Instant};
 /// `NCCL_CONFIG_UNDEF_INT`.
 const UNDEFINED: c_int = c_int::MIN;
 const CONFIG_MAGIC: c_uint = 0xcafe_beef;
-/// The NCCL that first had a configuration of this form.
+/// The NCCL that introduced this form of configuration.
 const CONFIG_VERSION: c_uint = 21800;
-/// From so many bytes on NCCL takes less time between two ranks by broadcasts than by sends and receives
+/// From this size on, broadcasts between two ranks are faster in NCCL than sends and receives
 /// (`docs/development/high-throughput.md`).
 pub const BROADCAST_BYTES: usize = 3 << 20;
-/// How long an abort lets calls of other threads come back before it begins.
+/// How long an abort waits for other threads' calls to return before it begins.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// Whether a graph that is not destroyed has operations of a group.
+/// Whether a live graph has operations of a group.
 pub type InGraphs = Box<dyn Fn() -> bool + Send>;
 
-/// One message of a group of them, which the caller keeps in order.
+/// One message in a grouped exchange; the caller keeps them in order.
 #[derive(Clone, Copy, Debug)]
 pub struct Part {
-    /// The other rank, as the communicator numbers it.
+    /// The other rank, by the communicator's numbering.
     pub peer: CommRank,
     pub data: DevPtr,
-    /// The same number on both sides, not zero.
+    /// Equal on both sides, not zero.
     pub bytes: usize,
 }
 
-/// A communicator. One thread at a time may enqueue; ending it is any thread's.
+/// A communicator. One thread at a time may enqueue; any thread may end it.
 pub struct OwnCommunicator {
     network: Network,
     ranks: usize,
     rank: CommRank,
     raw: *mut c_void,
-    /// Entered around calls that begin or end it: NCCL gives a thread back the device that it found there, and for one that had
-    /// none yet, that would be a context on the first device.
+    /// Entered around calls that create or end it: NCCL restores the thread's previous device, and on a thread that had
+    /// none, that would create a context on device 0.
     device: Arc<dyn Device>,
-    /// The same number on all ranks, and no other communicator's.
+    /// Identifies the communicator, with the same number on all ranks.
     pub tag: u64,
-    /// Whether the graphs of each group that has had it are still there.
+    /// For each group that has used it, whether graphs of that group are alive.
     graphs: Mutex<Vec<InGraphs>>,
-    /// Threads that are inside NCCL with it.
+    /// Threads inside NCCL calls on it.
     calls: AtomicUsize,
     ended: AtomicBool,
-    /// NCCL has freed what it had for it.
+    /// NCCL has freed the communicator's resources.
     freed: AtomicBool,
 }
 
 // SAFETY: an `ncclComm_t` may be used from any thread.
 unsafe impl Send for OwnCommunicator {}
-// SAFETY: callers see to it that one thread at a time enqueues (this type's documentation); NCCL allows the
-// other calls beside that.
+// SAFETY: callers ensure that one thread at a time enqueues (see this type's documentation); NCCL allows the other
+// calls concurrently.
 unsafe impl Sync for OwnCommunicator {}
 
 impl OwnCommunicator {
-    /// Joins the communicator of `ranks` ranks that has this id, with this `device`. Blocks
-    /// until all have joined, without a deadline. NCCL's kernels have at most `most_blocks` blocks.
+    /// Joins the communicator of `ranks` ranks with this id, on `device`. Blocks until all have joined, without a
+    /// deadline. NCCL's kernels have at most `most_blocks` blocks.
     pub fn join(
         network: Network,
         id: &[u8; ID_BYTES],
@@ -83,9 +83,9 @@ impl OwnCommunicator {
             size: size_of::<Config>(),
             magic: CONFIG_MAGIC,
             version: CONFIG_VERSION,
-            // With calls that return early, no kernel could follow on the stream before NCCL is ready.
+            // A non-blocking communicator would not let kernels follow on the stream before NCCL is ready.
             blocking: 1,
-            // Clusters would need several free multiprocessors of one part of the chip at once.
+            // A cluster would need several free multiprocessors in one GPC at once.
             cga_cluster_size: 0,
             min_ctas: UNDEFINED,
             max_ctas: number(most_blocks)?,
@@ -111,25 +111,25 @@ impl OwnCommunicator {
         })
     }
 
-    /// How many ranks it has, and which of them this one is.
+    /// The number of its ranks, and this one's rank.
     pub fn place(&self) -> (usize, CommRank) {
         (self.ranks, self.rank)
     }
 
-    /// A group begins to use it, whose graphs are there as long as `in_graphs` says so.
+    /// Registers a group that uses it; `in_graphs` says whether graphs of that group are alive.
     pub fn serve(&self, in_graphs: InGraphs) {
         let mut graphs = self.graphs.lock();
         graphs.retain(|are_there| are_there());
         graphs.push(in_graphs);
     }
 
-    /// Whether a graph has operations of any group that it has served.
+    /// Whether a graph has operations of any group that used it.
     pub fn is_in_graphs(&self) -> bool {
         self.graphs.lock().iter().any(|are_there| are_there())
     }
 
-    /// Enqueues messages as one operation, in which all progress together. Between two ranks they arrive
-    /// in the order of sending. The memory stays allocated until `stream` has run them.
+    /// Enqueues messages as one operation, in which all progress together. Between two ranks they arrive in sending
+    /// order. The memory must stay allocated until `stream` has run them.
     pub fn exchange(&self, sends: &[Part], receives: &[Part], stream: Stream) -> Result<()> {
         // Both ranks know all messages, so they choose the same.
         let largest = sends.iter().chain(receives).map(|part| part.bytes).max().unwrap_or(0);
@@ -160,7 +160,7 @@ impl OwnCommunicator {
         Ok(())
     }
 
-    /// Between two ranks. Both call for the same broadcasts in one order: of the first rank, then of the second.
+    /// For two ranks only. Both make the same broadcasts in the same order: the first rank's, then the second's.
     fn broadcast(&self, sends: &[Part], receives: &[Part], stream: Stream) -> Result<()> {
         let (of_first, of_second) = match self.rank.index() {
             0 => (sends, receives),
@@ -179,19 +179,19 @@ impl OwnCommunicator {
         Ok(())
     }
 
-    /// Makes calls as one operation.
+    /// Groups `calls` into one operation.
     fn grouped(&self, calls: impl FnOnce() -> Result<()>) -> Result<()> {
         let _inside = self.enter()?;
         let network = &self.network;
         // SAFETY: no arguments.
         network.check("ncclGroupStart", unsafe { (network.group_start)() })?;
         let called = calls();
-        // A group is open until it is closed, whatever came of its calls. SAFETY: no arguments.
+        // The group must be closed, whatever came of its calls. SAFETY: no arguments.
         let closed = network.check("ncclGroupEnd", unsafe { (network.group_end)() });
         called.and(closed)
     }
 
-    /// An error that NCCL met after the calls had returned; none any more when this has ended.
+    /// An error that NCCL met after its calls had returned; `None` once this has ended.
     pub fn asynchronous_error(&self) -> Option<Error> {
         let _inside = self.enter().ok()?;
         let mut state = 0;
@@ -201,8 +201,8 @@ impl OwnCommunicator {
         asked.and_then(|()| self.network.check("an operation of NCCL", state)).err()
     }
 
-    /// Frees the communicator after its operations. Blocks until they have run, and as long as a graph has
-    /// any of them. Nothing if it has ended already.
+    /// Frees the communicator after its operations. Blocks until they have run, and while a graph has any of them. Does
+    /// nothing if it has ended already.
     pub fn destroy(&self) {
         if self.end_calls(None) {
             let _entered = self.device.enter();
@@ -213,12 +213,12 @@ impl OwnCommunicator {
         }
     }
 
-    /// Ends the operations wherever they are. What they were to receive is undefined. Then frees the communicator, if
-    /// `may_free`, which may wait for the right moment, gives true. May block, as [`OwnCommunicator::destroy`].
-    /// Nothing if it has ended already.
+    /// Ends the operations wherever they are; what they were to receive is undefined. Then frees the communicator if
+    /// `may_free` returns true; it may wait for the right moment. May block, like [`OwnCommunicator::destroy`]. Does
+    /// nothing if it has ended already.
     ///
-    /// NCCL does the first in the call, and the second when the group around it is closed (`bench/abort_calls.cu`, with
-    /// 2.28; one that frees at once is as good but for the moment). The group is the thread's, so the thread is one of
+    /// NCCL ends the operations in the call, and frees when the group around it is closed (`bench/abort_calls.cu`, with
+    /// 2.28; an NCCL that frees at once works too, except for the moment). Groups are per thread, so the thread must be
     /// the library's own.
     pub fn abort(&self, may_free: impl FnOnce() -> bool) {
         if !self.end_calls(Some(PATIENCE)) {
@@ -228,8 +228,8 @@ impl OwnCommunicator {
         let network = &self.network;
         // SAFETY: no arguments.
         drop(network.check("ncclGroupStart", unsafe { (network.group_start)() }));
-        // SAFETY: nobody enters any more, and this is the only end. A thread that is still inside waits for
-        // other ranks; NCCL ends its wait by this call, which it lets any thread make.
+        // SAFETY: nobody can enter any more, and only one thread gets here. A thread that is still inside waits for
+        // other ranks; this call ends its wait, and NCCL allows it on any thread.
         let code = unsafe { (network.abort)(self.raw) };
         drop(network.check("ncclCommAbort", code));
         if may_free() {
@@ -239,12 +239,12 @@ impl OwnCommunicator {
         }
     }
 
-    /// Leaves the communicator to NCCL: its device was reset, and nothing can be freed there.
+    /// Leaks the communicator: its device was reset, and nothing can be freed there.
     pub fn abandon(&self) {
         self.ended.store(true, Ordering::SeqCst);
     }
 
-    /// Waits, at most as long as `limit`, for the end that some thread begins, and says whether it has come.
+    /// Waits up to `limit` for another thread to end it; returns whether it has ended.
     pub fn wait_for_end(&self, limit: Duration) -> bool {
         let start = Instant::now();
         while !self.freed.load(Ordering::Acquire) && start.elapsed() < limit {
@@ -253,7 +253,7 @@ impl OwnCommunicator {
         self.freed.load(Ordering::Acquire)
     }
 
-    /// Counts a call, until the result is dropped.
+    /// Counts a call until the result is dropped.
     fn enter(&self) -> Result<Inside<'_>> {
         self.calls.fetch_add(1, Ordering::SeqCst);
         let inside = Inside(self);
@@ -264,7 +264,7 @@ impl OwnCommunicator {
         }
     }
 
-    /// Lets nobody enter any more, and those inside leave, `patience` long. False if that was done before.
+    /// Keeps new calls out, and waits up to `patience` for those inside to leave. False if it has ended before.
     fn end_calls(&self, patience: Option<Duration>) -> bool {
         if self.ended.swap(true, Ordering::SeqCst) {
             return false;
@@ -279,7 +279,7 @@ impl OwnCommunicator {
 
 impl Drop for OwnCommunicator {
     fn drop(&mut self) {
-        // Who has a reason to end it otherwise has done so.
+        // Anybody with a reason to end it in another way has done so.
         self.abort(|| true);
     }
 }
@@ -292,7 +292,7 @@ impl Drop for Inside<'_> {
     }
 }
 
-/// Whether messages of which one has `bytes` take that way among so many ranks.
+/// Whether messages, the largest of `bytes`, are sent by broadcasts among `ranks` ranks.
 pub fn by_broadcasts(ranks: usize, bytes: usize) -> bool {
     ranks == 2 && bytes >= BROADCAST_BYTES
 }

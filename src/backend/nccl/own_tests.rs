@@ -1,4 +1,4 @@
-//! Unit tests of communicators of our own, over an NCCL that only counts.
+//! Unit tests of the library's own communicators, over a fake NCCL that records calls.
 #![allow(unsafe_code)]
 
 use super::*;
@@ -9,7 +9,7 @@ use crate::error::Code;
 use crate::error::refusal::{AmongRanks, Subject};
 use std::sync::atomic::AtomicI32;
 
-/// What the calls were, one letter each; the thread's own, as each test has a thread.
+/// Records a call as a letter, per thread, as each test has its own.
 fn note(letter: char) -> c_int {
     CALLS.with_borrow_mut(|calls| calls.push(letter));
     0
@@ -158,7 +158,7 @@ fn complete() -> Functions {
     }
 }
 
-/// Until the result is dropped, calls are noted inside of angle brackets.
+/// Until the result is dropped, calls are recorded inside angle brackets.
 fn enter_device() -> EnteredDevice {
     struct Entered;
     impl Drop for Entered {
@@ -174,13 +174,13 @@ fn network(functions: Functions) -> Result<Network> {
     Network::of(Box::leak(Box::new(functions)))
 }
 
-/// `comm` under another number.
+/// `comm` with another tag.
 pub fn tagged(mut comm: OwnCommunicator, tag: u64) -> OwnCommunicator {
     comm.tag = tag;
     comm
 }
 
-/// Rank 2 of three; this thread may make so many calls without allocating memory.
+/// Rank 2 of three; this thread may make `calls` calls without allocating.
 pub fn third_of_three(calls: usize) -> OwnCommunicator {
     CALLS.with_borrow_mut(|it| it.reserve(calls));
     communicator(complete())
@@ -190,7 +190,7 @@ fn communicator(functions: Functions) -> OwnCommunicator {
     at((3, 2), functions)
 }
 
-/// Of so many ranks, as this one.
+/// A communicator at `place`, its rank and the number of ranks.
 fn at(place: (usize, usize), functions: Functions) -> OwnCommunicator {
     let network = network(functions).unwrap();
     let id = network.new_id().unwrap();

@@ -1,9 +1,9 @@
-//! How the ranks of a group make and end objects.
+//! How the ranks of a group create and end objects.
 //!
-//! They do so in one order, and so count them alike. Each exchange says what a rank calls, and on which object; its
-//! verdict says whether it can. Before an object ends, each rank waits until its own operations of the group have run,
-//! unmaps what it has of the others, and tells them: only then is the memory freed. If a rank does not come, it stays, as
-//! that rank may still map it and write there.
+//! They do so in the same order, so their numbers agree. Each exchange says which call a rank makes, on which object,
+//! and in its verdict whether it can. Before an object ends, each rank waits for its own operations, unmaps its peers'
+//! memory, and tells them; only then is the memory freed. If a rank does not come, the memory stays, as that rank may
+//! still map it and write there.
 
 use crate::backend::bootstrap::Bootstrap;
 use crate::backend::objects::{Found, GroupObjects, Kind, Mapped, Mapper, Recognised, Wanted};
@@ -16,12 +16,12 @@ use crate::model::tensor::DevPtr;
 use parking_lot::Mutex;
 use std::sync::Arc;
 
-/// The objects of a group, of one rank.
+/// A group's objects on one rank.
 pub struct Objects<M: Mapper> {
     pub bootstrap: Bootstrap,
     mapper: M,
     recognised: Arc<Recognised>,
-    /// Held by a call as long as it needs the other ranks.
+    /// Held by a call for as long as it needs the other ranks.
     calls: Mutex<()>,
     entries: Mutex<[Option<Entry<M::Mapped>>; MAX_OBJECTS]>,
 }
@@ -48,7 +48,7 @@ impl<T> Entry<T> {
 }
 
 impl<M: Mapper> Objects<M> {
-    /// Those of a new group: none yet. Their tensors are `recognised`.
+    /// No objects yet; their tensors will be `recognised`.
     pub fn new(bootstrap: Bootstrap, mapper: M, recognised: Arc<Recognised>) -> Self {
         Self {
             bootstrap,
@@ -59,7 +59,7 @@ impl<M: Mapper> Objects<M> {
         }
     }
 
-    /// As [`GroupObjects::make`], and gives where this rank sees the memory of each.
+    /// As [`GroupObjects::make`]; returns where this rank sees each rank's memory.
     pub fn make_of_all(&self, wanted: Result<Wanted>, kind: Kind, stream: Stream) -> Result<Box<[usize]>> {
         let bootstrap = &self.bootstrap;
         let _call = self.calls.lock();
@@ -73,7 +73,7 @@ impl<M: Mapper> Objects<M> {
             Ok(taken) => taken,
             Err(error) => return records.and(Err(error)),
         };
-        // Where a rank is known to have refused, none maps anything.
+        // If a rank is known to have refused, no rank maps anything.
         if records.is_ok() || bootstrap.lost().is_some() {
             mapped.publish();
         }
@@ -86,7 +86,7 @@ impl<M: Mapper> Objects<M> {
         });
         let verdict = shown.as_ref().map(|_| Vec::new()).map_err(Error::clone);
         if let Err(error) = bootstrap.agree(verdict, 0, stream) {
-            // The error is what matters; memory that cannot be freed stays.
+            // That error is the one to report; memory that cannot be freed stays.
             let _ = self.part(call.object, mapped, Ok(()), stream);
             return Err(error);
         }
@@ -114,7 +114,7 @@ impl<M: Mapper> Objects<M> {
         }
         let (mapped, record) = self.mapper.take(wanted)?;
         let begin = mapped.begin();
-        // Memory that was given, and has been freed since, is known here as long as its object lives.
+        // A caller's memory that was freed meanwhile counts here as long as its object lives.
         self.check_apart(begin, wanted.bytes())?;
         Ok((mapped, Range { begin: begin.0 as u64, bytes: wanted.bytes() as u64, object }, record))
     }
@@ -140,8 +140,8 @@ impl<M: Mapper> Objects<M> {
         })
     }
 
-    /// Unmaps what this rank has of the others' memory, tells them so, and gives the own one back once all have; none of
-    /// that if its operations have not `rested`. Collective.
+    /// Unmaps the peers' memory, tells them, and gives this rank's back once all have done so; nothing happens unless
+    /// its operations have `rested`. Collective.
     fn part(&self, object: u32, mut mapped: M::Mapped, rested: Result<()>, stream: Stream) -> Result<()> {
         let hidden = rested.and_then(|()| self.mapper.show(object, &[]));
         let mine = hidden.map(|()| vec![u8::from(mapped.unmap())]);
@@ -150,7 +150,7 @@ impl<M: Mapper> Objects<M> {
         Ok(())
     }
 
-    /// Takes out all that is left when the group ends, as the ranks do together.
+    /// Takes out all objects when the group ends, which the ranks do together.
     pub fn take_all(&self) -> Vec<M::Mapped> {
         let _call = self.calls.lock();
         let mut entries = self.entries.lock();
@@ -197,7 +197,7 @@ impl<M: Mapper> GroupObjects for Objects<M> {
     }
 }
 
-/// A call, and the object that it makes or ends.
+/// A collective call, and the object that it creates or ends.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Call {
     operation: Operation,
@@ -246,7 +246,7 @@ impl Call {
         Some(Self { operation, object: u32::from_le_bytes(*object) })
     }
 
-    /// Refuses what `rank` calls instead.
+    /// Refuses if `rank` makes another call.
     fn check_same(self, rank: GroupRank, other: Option<Self>) -> Result<()> {
         let Some(other) = other else { return Err(Error::internal("a call of another rank that is none")) };
         if other == self {
@@ -263,7 +263,7 @@ impl Call {
     }
 }
 
-/// Meets the other ranks in `call`; `mine` is what this rank tells them, of so many `bytes`. They all go on with the records, or fail.
+/// Exchanges `mine`, a record of `bytes`, with the ranks that make the same `call`. All get the records, or all fail.
 pub fn meet(
     bootstrap: &Bootstrap,
     call: Call,

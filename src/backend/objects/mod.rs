@@ -1,4 +1,4 @@
-//! Objects of a group: memory of its ranks that those of a node map of each other.
+//! Objects of a group: memory of its ranks that the ranks of a node map of each other.
 
 pub mod group;
 
@@ -11,7 +11,7 @@ use parking_lot::RwLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Memory of this rank for an object.
+/// The memory that this rank wants for an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wanted {
     /// New memory of so many bytes.
@@ -20,41 +20,39 @@ pub enum Wanted {
     Given(DevPtr, usize),
 }
 
-/// Whose an object's memory is.
+/// Who owns an object's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// The library's, from [`Wanted::New`].
     Own,
     Given,
-    /// The library's, for views: a dispatch makes it, and no operation finds its tensors there.
+    /// The library's, for views: a dispatch allocates it, and operations' tensors are not looked up there.
     Views,
 }
 
-/// What is known of an object.
+/// Facts about an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Found {
     /// This rank's memory of it.
     pub range: Range,
     pub kind: Kind,
-    /// How many tensors of operations were found in it.
+    /// How many tensors of operations lay in it.
     pub tensors: u64,
-    /// How many operations of the group have found in no object, since it has some.
+    /// How many tensors of the group's operations lay in no object, since the group has any.
     pub plain: u64,
-    /// How many operations of the group had a tensor in an object, and used buffers all the same, as those of others had
-    /// none.
+    /// How many operations of the group had a tensor in an object, but used buffers because other ranks' had none.
     pub fallbacks: u64,
-    /// How many other ranks' memory this rank maps, which map its own.
+    /// How many other ranks this rank shares mappings with.
     pub peers: usize,
-    /// Where this rank sees the memory of each rank, an address for each; 0 where it does not. They stay until the object
-    /// ends.
+    /// The address of each rank's memory as this rank maps it; 0 where it does not. Valid until the object ends.
     pub bases: DevPtr,
 }
 
-/// The memory of a group's objects, as operations look tensors up there.
+/// The memory of a group's objects, in which operations look up their tensors.
 pub struct Recognised {
     ranges: RwLock<Ranges>,
     any: AtomicBool,
-    /// Tensors in each object, and in none.
+    /// Numbers of tensors found in each object, and in none.
     tensors: [AtomicU64; MAX_OBJECTS],
     plain: AtomicU64,
 }
@@ -71,8 +69,8 @@ impl Default for Recognised {
 }
 
 impl Recognised {
-    /// Where a tensor of `bytes` at `address` lies, if peers can reach it. An operation asks once for each tensor, which
-    /// is counted.
+    /// Where a tensor of `bytes` at `address` lies, if peers can reach it. Counted, so an operation must ask once per
+    /// tensor.
     pub fn place_of(&self, address: u64, bytes: u64) -> Option<Place> {
         if !self.any() {
             return None;
@@ -83,7 +81,7 @@ impl Recognised {
         place
     }
 
-    /// Tensors that operations had in `object`, and in none.
+    /// Numbers of operations' tensors in `object`, and in none.
     fn counts(&self, object: u32) -> (u64, u64) {
         let tensors = self.tensors.get(object as usize).map_or(0, |it| it.load(Ordering::Relaxed));
         (tensors, self.plain.load(Ordering::Relaxed))
@@ -108,54 +106,54 @@ impl Recognised {
     }
 }
 
-/// The objects of a group, whatever maps their memory.
+/// The objects of a group, however their memory is mapped.
 pub trait GroupObjects: Send + Sync {
-    /// Makes an object, with this rank's memory as `wanted`, of `kind`, and gives where it is. Collective: every rank gets
-    /// one, or every rank an error.
+    /// Creates an object of `kind` with this rank's memory as `wanted`; returns its address. Collective: every rank
+    /// gets one, or every rank an error.
     fn make(&self, wanted: Result<Wanted>, kind: Kind, stream: Stream) -> Result<DevPtr>;
-    /// Ends the object whose memory of `kind` begins at `data` on this rank. Collective.
+    /// Ends the object of `kind` that begins at `data` on this rank. Collective.
     fn end(&self, data: DevPtr, kind: Kind, stream: Stream) -> Result<()>;
-    /// The object that the byte at `data` is in; local.
+    /// The object that contains the byte at `data`; local.
     fn find(&self, data: DevPtr) -> Option<Found>;
-    /// The error of an exchange that other ranks never joined: no other can follow.
+    /// The error of an exchange that other ranks never joined: no further one is possible.
     fn lost(&self) -> Option<Error>;
 }
 
-/// This rank's memory of an object, and what it maps of its peers'. If it is dropped after it was published, the
-/// memory stays, as a peer may map it.
+/// This rank's memory of an object, and its mappings of its peers'. If dropped after it was published, the memory stays
+/// allocated, as a peer may map it.
 pub trait Mapped: Send {
-    /// Bytes of what a peer needs to map it.
+    /// Bytes that a peer needs to map it.
     const RECORD_BYTES: usize;
 
     /// The first byte of this rank's memory.
     fn begin(&self) -> DevPtr;
-    /// Peers have the record from now on.
+    /// Notes that peers have the record from now on.
     fn publish(&mut self);
-    /// Unmaps the peers' memory, and says whether nothing is left.
+    /// Unmaps the peers' memory; returns whether nothing is left mapped.
     fn unmap(&mut self) -> bool;
-    /// Ends it; the peers have unmapped all or will not use the rest.
+    /// Ends it: the peers have unmapped everything, or will not use the rest.
     fn give_back(self, all_unmapped: bool);
 }
 
-/// How a backend maps memory. An object is known to it by its number.
+/// How a backend maps memory. Objects are known to it by number.
 pub trait Mapper: Send + Sync {
     type Mapped: Mapped;
 
-    /// Refuses what this rank cannot do now.
+    /// Refuses if this rank cannot map now.
     fn check(&self) -> Result<()>;
     /// Memory for an object, and its record.
     fn take(&self, wanted: Wanted) -> Result<(Self::Mapped, Vec<u8>)>;
-    /// Maps what the `records` of all ranks describe, as far as this rank can reach it. Gives where it sees each rank's
-    /// memory, its own too, and 0 for what it does not see. What was mapped before an error stays in `mapped`. Waits for
-    /// other ranks no longer than what is `left` of the call.
+    /// Maps what the `records` of all ranks describe, as far as this rank can reach it. Returns the addresses of each
+    /// rank's memory, its own included, and 0 for unreachable ones. What was mapped before an error stays in `mapped`.
+    /// Waits for other ranks no longer than the call has `left`.
     fn map(&self, mapped: &mut Self::Mapped, records: &[&[u8]], left: Duration) -> Result<Vec<usize>>;
-    /// Tells operations where they find the ranks' memory of an object.
+    /// Tells operations the addresses of the ranks' memory of an object.
     fn show(&self, object: u32, bases: &[usize]) -> Result<()>;
     /// Refuses to end an object that operations in graphs may use.
     fn check_graphs(&self) -> Result<()>;
-    /// Waits until the group's operations of this rank have run.
+    /// Waits until this rank's operations of the group have run.
     fn rest(&self, left: Duration) -> Result<()>;
-    /// [`Found::fallbacks`], where operations go another way at all.
+    /// [`Found::fallbacks`], if operations can fall back at all.
     fn fallbacks(&self) -> u64 {
         0
     }

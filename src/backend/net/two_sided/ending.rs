@@ -1,14 +1,14 @@
-//! The end of a transport's communicator, at a quiescent moment of the device, in a call that begins or ends a group.
+//! Ends a transport's communicator at a quiescent moment of the device, in a call that begins or ends a group.
 //!
-//! `ncclCommDestroy` frees device memory, some of it on NCCL's threads. That synchronizes the device, holds up every
-//! launch meanwhile, and invalidates captures in the global mode (`bench/end_beside_capture.cu`). So the device stays
-//! quiescent until NCCL is done, and a call of the program chooses the moment, never a thread of this library. A
-//! communicator that a graph uses is not destroyed: NCCL would wait for the graph, and free memory at any time after.
+//! `ncclCommDestroy` frees device memory, partly on NCCL's threads. That synchronizes the device, blocks every launch
+//! meanwhile, and invalidates captures in global mode (`bench/end_beside_capture.cu`). So the device stays quiescent
+//! until NCCL is done, and a call of the program chooses the moment, never a thread of this library. A communicator
+//! that a graph uses is not destroyed: NCCL would wait for the graph, and free memory at any time after.
 //!
-//! A failed communicator is aborted at once. A thread frees it at the next quiescent moment, as other nodes may notice
-//! only then (`bench/abort_calls.cu`).
+//! A failed communicator is aborted at once. A thread frees it at the next quiescent moment, as other nodes may not
+//! notice before then (`bench/abort_calls.cu`).
 //!
-//! If ranks of this node destroy it at different times, NCCL picks the moment.
+//! If ranks of this node destroy it at different times, NCCL chooses the moment.
 
 use crate::backend::detached;
 use crate::backend::device::Device;
@@ -22,15 +22,15 @@ use std::time::{Duration, Instant};
 
 /// How long a call waits for a quiescent moment: other groups may always have operations under way.
 const PATIENCE: Duration = Duration::from_millis(100);
-/// How long the device is kept quiescent while NCCL frees memory, which takes 50 to 500 ms. There is a limit because NCCL may
-/// wait for other ranks of the node first, and they may wait for this one in another group.
+/// How long the device is kept quiescent while NCCL frees memory, which takes 50 to 500 ms. Limited because NCCL may
+/// first wait for other ranks of the node, which may wait for this one in another group.
 const MOST_AT_REST: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(1);
 const LONG_PAUSE: Duration = Duration::from_millis(20);
-/// After how long NCCL's threads have noticed an abort. Until then, freeing the communicator takes as long.
+/// How long NCCL's threads take to notice an abort. Until then, freeing the communicator takes as long.
 const NOTICED_AFTER: Duration = Duration::from_secs(1);
 
-/// A communicator that nobody uses any more, but for graphs.
+/// A communicator that nobody uses any more, except graphs.
 pub struct Ending {
     comm: Arc<OwnCommunicator>,
     device: Arc<dyn Device>,
@@ -38,12 +38,12 @@ pub struct Ending {
 }
 
 impl Ending {
-    /// `comm`, whose operations outside of graphs are over or are to be, on `device`.
+    /// `comm` on `device`, whose operations outside graphs have ended or are to be ended.
     pub fn new(comm: Arc<OwnCommunicator>, device: Arc<dyn Device>) -> Self {
         Self { comm, device, _operations: None }
     }
 
-    /// The same where `operations` may not be over: they live until it has ended.
+    /// The same, with `operations` that may still run: they live until it has ended.
     pub fn of(self, operations: Arc<Outstanding>) -> Self {
         Self { _operations: Some(operations), ..self }
     }
@@ -61,7 +61,7 @@ impl Ending {
         self.comm.is_in_graphs()
     }
 
-    /// Whether another group could have it: with `place` among so many ranks, in the context of `device`.
+    /// Whether another group could use it: its rank and number of ranks are `place`, in the context of `device`.
     pub fn fits(&self, device: &dyn Device, place: (usize, CommRank)) -> bool {
         self.comm.place() == place
             && self.context_number() == device.context_number()
@@ -73,8 +73,8 @@ impl Ending {
         self.comm
     }
 
-    /// Destroys it at a quiescent moment, if there is one soon; otherwise gives it back. Returns when that is done, or after
-    /// half of `limit`, five seconds at most; then NCCL waits for other ranks.
+    /// Destroys it at a quiescent moment, if there is one soon; otherwise gives it back. Returns when done, or after
+    /// half of `limit`, at most five seconds, if NCCL waits for other ranks.
     pub fn end(self, limit: Duration) -> Result<(), Self> {
         let start = Instant::now();
         while self.attempt(limit) == Attempt::Busy {
@@ -86,16 +86,16 @@ impl Ending {
         Ok(())
     }
 
-    /// Ends its operations at once, wherever they are, and returns. Then frees it, in a thread that waits for the right
-    /// moment, for ever if need be.
+    /// Ends its operations at once, wherever they are, and returns. Then a thread frees it, which may wait forever for
+    /// the right moment.
     pub fn abort(self, limit: Duration) {
         drop(detached::start(move || self.free_aborted(limit)));
     }
 
-    /// The same in the calling thread, which is one of the library's own that frees nothing else.
+    /// The same on the calling thread, which must be the library's own and free nothing else.
     pub fn free_aborted(&self, limit: Duration) {
         if self.device.lost().is_some() {
-            // What NCCL would write to went with the device.
+            // NCCL would write to memory that is gone with the device.
             return self.comm.abandon();
         }
         let (go, wait) = channel();
@@ -105,7 +105,7 @@ impl Ending {
         }
         std::thread::sleep(NOTICED_AFTER);
         let mut free = || {
-            // Nobody listens if it has ended otherwise.
+            // Nobody listens if another thread has ended it.
             if go.send(()).is_ok() {
                 self.comm.wait_for_end(at_rest(limit));
             }
@@ -115,7 +115,7 @@ impl Ending {
         }
     }
 
-    /// Ends its operations in the calling thread, which is one of the library's own, and frees nothing.
+    /// Ends its operations on the calling thread, which must be the library's own; frees nothing.
     pub fn abort_here(&self) {
         match self.device.lost() {
             Some(_) => self.comm.abandon(),
@@ -123,7 +123,7 @@ impl Ending {
         }
     }
 
-    /// Begins the end if the device is quiescent, and keeps it so until the end.
+    /// Begins the end if the device is quiescent, and keeps it so until done.
     fn attempt(&self, limit: Duration) -> Attempt {
         let attempt = self.device.attempt(&mut || {
             let own = Arc::clone(&self.comm);
@@ -139,13 +139,13 @@ impl Ending {
     }
 }
 
-/// For how long the device is kept quiescent at most, where a wait for other ranks may take `limit`: theirs for this one
-/// must not take as long because of it.
+/// The longest that the device is kept quiescent, given the deadline `limit`: it must not make the other ranks' waits
+/// for this one reach theirs.
 fn at_rest(limit: Duration) -> Duration {
     MOST_AT_REST.min(limit / 2)
 }
 
-/// A communicator that no transport has taken yet. If none does, it ends.
+/// A communicator that no transport has taken yet. If none does, it is ended.
 pub struct Untaken {
     comm: Arc<OwnCommunicator>,
     device: Arc<dyn Device>,
@@ -192,7 +192,7 @@ mod tests {
         (comm, ending)
     }
 
-    /// One that is to end on a device where work for quiescent moments fares so, and whether it did.
+    /// Ends a communicator on a device with this outcome of attempts; returns whether it ended.
     fn ended(attempt: Attempt) -> (Arc<OwnCommunicator>, TestDevice, bool) {
         let device = TestDevice::default();
         device.let_attempts_be(attempt);

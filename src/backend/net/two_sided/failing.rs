@@ -1,8 +1,8 @@
 //! From a failure to the end of the network's operations.
 //!
-//! Host and device learn of it first, as what aborted operations received is undefined. Telling the device is a call of
-//! the driver, which may block on the very operations to be aborted. So a thread does it, and aborts them after that;
-//! if it takes too long, the watchdog aborts them. Nothing else waits meanwhile: other groups may have failed, too.
+//! Host and device are told first, as what aborted operations received is undefined. Telling the device is a driver
+//! call, which may block on the very operations to be aborted. So a thread does it, and then aborts them; if that takes
+//! too long, the watchdog aborts them. Nothing else waits meanwhile: other groups may have failed, too.
 
 use crate::backend::detached;
 use crate::backend::net::OnFault;
@@ -14,19 +14,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Grace for the copy of the failure marks to the device before the communicator is aborted.
+/// Grace for copying the failure marks to the device before the communicator is aborted.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// What one transport does about its failure.
+/// Handles one transport's failure.
 pub struct Failing {
     group: Arc<dyn OnFault>,
-    /// The deadline of waits for other ranks.
+    /// The deadline for waits for other ranks.
     limit: Duration,
-    /// When the group was told; never if it knew before.
+    /// When the group was told; unset if it knew before.
     told: OnceCell<Instant>,
-    /// A thread tells the device, or is being started for that.
+    /// A thread is telling the device, or is being started to.
     is_marking: AtomicBool,
-    /// What is to be ended; `None` without a failure, and once somebody ends it.
+    /// What to end; `None` without a failure, and once a thread is ending it.
     ending: Mutex<Option<Ending>>,
 }
 
@@ -36,7 +36,7 @@ impl Failing {
         Self { group, limit, told: OnceCell::new(), is_marking: AtomicBool::new(false), ending: Mutex::default() }
     }
 
-    /// Whether the group has failed without the network.
+    /// Whether the group has failed for another reason than the network.
     pub fn has_group_failed(&self) -> bool {
         self.group.has_failed()
     }
@@ -48,19 +48,19 @@ impl Failing {
         self.give_up(ending);
     }
 
-    /// Ends `ending`; the group needs not be told.
+    /// Ends `ending`, without telling the group.
     pub fn give_up(self: &Arc<Self>, ending: Ending) {
         *self.ending.lock() = Some(ending);
         self.go_on();
     }
 
-    /// Tells the group that the device was reset: there is nothing to end.
+    /// Tells the group that the device was reset; nothing is left to end.
     pub fn lose(&self, error: &Error) {
         self.group.failed(error);
     }
 
-    /// What the watchdog does at each of its looks until the operations have ended. It is the last resort of a process
-    /// that gets no thread, and its thread uses no other groups of NCCL's calls.
+    /// Called by the watchdog in each period until the operations have ended. The last resort of a process that gets no
+    /// more threads; no NCCL group is open on the watchdog's thread.
     pub fn look(self: &Arc<Self>) {
         if !self.go_on()
             && let Some(ending) = self.ending.lock().take()
@@ -69,7 +69,7 @@ impl Failing {
         }
     }
 
-    /// Starts what is to be done next. False if that takes a thread, and there is none.
+    /// Starts the next step. False if no thread can be started for it.
     fn go_on(self: &Arc<Self>) -> bool {
         if self.told.get().is_some() && !self.is_marking.swap(true, Ordering::Relaxed) {
             let own = Arc::clone(self);
@@ -87,7 +87,7 @@ impl Failing {
         detached::start(move || own.end()).is_ok()
     }
 
-    /// In a thread of its own.
+    /// Runs in a thread of its own.
     fn end(&self) {
         let ending = self.ending.lock().take();
         if let Some(ending) = ending {
@@ -108,7 +108,7 @@ mod tests {
     const MINUTE: Duration = Duration::from_secs(60);
     const SHORT: Duration = Duration::from_millis(100);
 
-    /// A group whose device takes no copy while this is locked.
+    /// A group whose device blocks copies while this is locked.
     #[derive(Default)]
     struct Group {
         is_told: AtomicBool,

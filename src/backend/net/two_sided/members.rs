@@ -1,4 +1,4 @@
-//! The ranks that a transport joins, as the group and as its communicator number them.
+//! The ranks that a transport connects, in the group's and in its communicator's numbering.
 
 use crate::error::{Error, Result};
 use crate::model::ids::{CommRank, GroupRank};
@@ -6,16 +6,16 @@ use crate::model::node_view::NodeView;
 use crate::model::topology::Topology;
 use std::sync::Arc;
 
-/// Those ranks, and with which of them this one exchanges.
+/// Those ranks, and which of them this rank exchanges with.
 pub struct Members {
     pub view: Arc<NodeView>,
-    /// The communicator's ranks, as the group numbers them.
+    /// The communicator's ranks, by the group's numbering.
     pub ranks: Vec<GroupRank>,
     /// By rank of the group, the communicator's rank.
     comm_ranks: Vec<Option<CommRank>>,
 }
 
-/// The ranks of the communicator of `rank`: on equal nodes its rail, in the order of nodes, otherwise all ranks.
+/// The ranks in the communicator of `rank`: on nodes of equal size its rail, by node, otherwise all ranks.
 pub fn comm_of(topology: &Topology, rank: GroupRank) -> Vec<GroupRank> {
     if !topology.has_equal_nodes() {
         return GroupRank::all(topology.ranks()).collect();
@@ -26,7 +26,7 @@ pub fn comm_of(topology: &Topology, rank: GroupRank) -> Vec<GroupRank> {
 }
 
 impl Members {
-    /// Those of this rank's communicator.
+    /// The members of this rank's communicator.
     pub fn new(view: Arc<NodeView>) -> Self {
         let ranks = comm_of(&view.topology, view.rank);
         let mut comm_ranks = vec![None; view.topology.ranks()];
@@ -38,13 +38,13 @@ impl Members {
         Self { comm_ranks, ranks, view }
     }
 
-    /// A rank of the group as the communicator numbers it.
+    /// A rank of the group, by the communicator's numbering.
     pub fn comm_rank(&self, rank: GroupRank) -> Result<CommRank> {
         let known = self.comm_ranks.get(rank.index()).copied().flatten();
         known.ok_or_else(|| Error::internal(format!("rank {rank} is not in this communicator")))
     }
 
-    /// How many ranks the communicator has, and which of them this one is.
+    /// The communicator's number of ranks, and this one's rank in it.
     pub fn place(&self) -> Result<(usize, CommRank)> {
         Ok((self.ranks.len(), self.comm_rank(self.view.rank)?))
     }
@@ -73,7 +73,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::model::node_view::tests::view;
 
-    /// The members of `rank` where the nodes of the ranks are the letters.
+    /// The members of `rank`; `nodes` has a letter per rank that names its node.
     pub fn members(nodes: &str, rank: usize) -> Members {
         Members::new(Arc::new(view(nodes, rank)))
     }

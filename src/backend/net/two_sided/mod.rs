@@ -1,8 +1,8 @@
 //! Messages between ranks on different nodes.
 //!
-//! [`Transport`] stands between what a group wants to send and what carries it. NCCL's host API is its
-//! first implementation (`open`). There is no ready-to-receive message: NCCL buffers or blocks a send until the
-//! matching receive is enqueued, and that runs after all earlier work of the receiver's stream.
+//! [`Transport`] separates what a group sends from what carries it. NCCL's host API is the first implementation
+//! (`open`). There is no ready-to-receive message: NCCL buffers or blocks a send until the matching receive is
+//! enqueued, which runs after all earlier work on the receiver's stream.
 
 mod ending;
 mod failing;
@@ -23,23 +23,23 @@ use crate::model::tensor::DevPtr;
 use std::fmt;
 use std::time::Duration;
 
-/// One direction between this rank and another.
+/// A message in one direction between this rank and another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Message {
-    /// The other rank, as the group numbers it.
+    /// The other rank, by the group's numbering.
     pub peer: GroupRank,
     /// First byte, in device memory.
     pub data: DevPtr,
-    /// How many; both sides must say the same. Where that is zero there is no message.
+    /// Size; equal on both sides. Zero bytes: no message.
     pub bytes: usize,
 }
 
-/// What an operation is for, as texts of failures name it: "LL dispatch 42".
+/// An operation's purpose, for failure reports: "LL dispatch 42".
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Label {
     /// In the caller's terms.
     pub what: &'static str,
-    /// Which of them, as the caller counts.
+    /// The caller's count of them.
     pub number: u64,
 }
 
@@ -54,25 +54,24 @@ impl fmt::Display for Label {
     }
 }
 
-/// What carries messages between nodes. Operations are the same, in the same order, on the ranks that take
-/// part in them, and run one after the other, whatever their streams; one of them is captured into a graph on
-/// all its ranks or on none.
+/// Carries messages between nodes. The ranks of an operation enqueue the same operations in the same order; they run
+/// one after the other, whatever their streams. An operation is captured into a graph on all its ranks or on none.
 ///
-/// An operation that waits longer than the deadline ends the transport on this rank, and so does an error that
-/// the network reports: the group is told, what is on the streams comes to its end, and what it received is
-/// undefined. For captured operations that holds in every replay.
+/// An operation that waits past the deadline ends the transport on this rank, as does an error that the network
+/// reports: the group is told, what is on the streams is ended, and what it received is undefined. For captured
+/// operations that holds in every replay.
 ///
-/// Dropping it waits for its operations, at most as long as the deadline.
+/// Dropping it waits for its operations, at most until the deadline.
 pub trait Transport: Net {
     /// Enqueues messages between this rank, its rail peers and the ranks that it forwards for as one operation, in
     /// which all progress together.
     fn exchange(&self, label: Label, sends: &[Message], receives: &[Message], stream: Stream) -> Result<()>;
-    /// Ends it, as the deadline does, since the host has `waited` too long for the last operation for `label`, which may
-    /// not have begun. Gives the failure that counts; none if that operation is over.
+    /// Ends it as the deadline does, because the host has `waited` too long for the last operation for `label`, which
+    /// may not have begun. Returns the failure that counts; none if that operation is over.
     fn end_late(&self, label: Label, waited: Duration) -> Option<Error>;
 }
 
-/// An operation, as texts name it.
+/// An operation, as reports name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Operation {
     /// From 0.
@@ -81,7 +80,7 @@ pub struct Operation {
 }
 
 impl Operation {
-    /// The first of a transport.
+    /// The first operation of a transport.
     pub const WARM_UP: Self = Self { number: 0, label: Label::WARM_UP };
 }
 
@@ -91,22 +90,22 @@ impl fmt::Display for Operation {
     }
 }
 
-/// The operation that has run too long.
+/// An operation past its deadline.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Late {
     pub operation: Operation,
     /// The ranks that it exchanges with.
     pub peers: Vec<GroupRank>,
     pub waited: Duration,
-    /// In a replay of the graph that it was captured into.
+    /// It ran in a replay of the graph that captured it.
     pub is_replayed: bool,
-    /// It may have been an earlier captured one instead.
+    /// It may instead be an earlier captured one that shares its place.
     pub is_shared: bool,
-    /// The first that has not run before it, if any.
+    /// The first earlier operation that has not run, if any.
     pub behind: Option<Operation>,
 }
 
-/// An operation that an error may be about.
+/// The operation that an error may be about.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Recent {
     pub operation: Operation,
@@ -115,7 +114,7 @@ pub struct Recent {
     pub runs: bool,
 }
 
-/// Each of `peers` once, in the order in which they come first.
+/// Each of `peers` once, in order of first appearance.
 pub fn distinct(peers: &[GroupRank]) -> Vec<GroupRank> {
     let mut distinct = Vec::new();
     for peer in peers {

@@ -1,5 +1,5 @@
-//! Opening a transport over NCCL: collective among all ranks of the caller's communicator, which carries the id of
-//! the new one.
+//! Opens a transport over NCCL: collective on all ranks of the caller's communicator, which carries the id of the new
+//! one.
 
 use crate::backend::bootstrap::Bootstrap;
 use crate::backend::detached;
@@ -21,19 +21,19 @@ use crate::model::ops::Stream;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What a transport is opened with.
+/// The parameters of a transport.
 pub struct Wanted<'a> {
     /// The ranks of the communicator on their nodes.
     pub view: &'a Arc<NodeView>,
     /// The deadline of each operation.
     pub timeout: Duration,
-    /// The most blocks of a kernel of NCCL, each of which fills a multiprocessor.
+    /// The most blocks of an NCCL kernel; each block fills a multiprocessor.
     pub most_blocks: usize,
     /// The most bytes of a message, the same on all ranks.
     pub most_bytes: usize,
-    /// Told of a failure, also of one while the transport is opened.
+    /// Told of a failure, even while the transport is being opened.
     pub on_fault: Arc<dyn OnFault>,
-    /// Of the device.
+    /// Creates marks on the device.
     pub new_replay_marks: NewReplayMarks<'a>,
 }
 
@@ -41,7 +41,7 @@ pub struct Wanted<'a> {
 pub fn over_nccl(bootstrap: &Bootstrap, wanted: Wanted<'_>, stream: Stream) -> Result<Box<dyn Transport>> {
     let members = Members::new(Arc::clone(wanted.view));
     let most_bytes = wanted.most_bytes;
-    // While ranks connect they wait for each other on their devices, too.
+    // While connecting, ranks also wait for each other on their devices.
     let _under_way = bootstrap.device().begin();
     let comm = match spare_of_all(bootstrap, &members, stream)? {
         Some(comm) => Ok(comm),
@@ -61,7 +61,7 @@ pub fn over_nccl(bootstrap: &Bootstrap, wanted: Wanted<'_>, stream: Stream) -> R
     agreed(bootstrap, warmed.map(|()| transport), stream).map(|transport| Box::new(transport) as Box<dyn Transport>)
 }
 
-/// A communicator that an earlier group has left, if all ranks of this one have kept theirs.
+/// A communicator left by an earlier group, if all ranks of this one have kept theirs.
 fn spare_of_all(bootstrap: &Bootstrap, members: &Members, stream: Stream) -> Result<Option<Untaken>> {
     let device = bootstrap.device();
     let mut offer = Offer::new(&**device, members.place()?);
@@ -86,7 +86,7 @@ fn common_id(bootstrap: &Bootstrap, members: &Members, stream: Stream) -> Result
     Ok((network?, id.ok_or_else(|| Error::internal("no id of a communicator"))?))
 }
 
-/// The id of the communicator whose first member this rank is; otherwise nothing.
+/// The new id if this rank is the first member of its communicator; otherwise nothing.
 fn own_id(network: &Result<Network>, members: &Members) -> Result<Vec<u8>> {
     let network = network.as_ref().map_err(Error::clone)?;
     if members.ranks.first() == Some(&members.view.rank) {
@@ -96,7 +96,7 @@ fn own_id(network: &Result<Network>, members: &Members) -> Result<Vec<u8>> {
     }
 }
 
-/// Joins the new communicator with the id.
+/// Joins the new communicator.
 fn connect(
     bootstrap: &Bootstrap,
     network: Network,
@@ -124,13 +124,13 @@ fn connect(
     })
 }
 
-/// `mine` if all ranks have theirs.
+/// `mine`, if all ranks have theirs.
 fn agreed(bootstrap: &Bootstrap, mine: Result<NcclTransport>, stream: Stream) -> Result<NcclTransport> {
     let agreed = bootstrap.agree(mine.as_ref().map(|_| Vec::new()).map_err(Error::clone), 0, stream);
     if agreed.is_err()
         && let Ok(transport) = &mine
     {
-        // Its end would be a collective that others do not join.
+        // Dropping it would end it collectively, and others do not join in.
         transport.abort();
     }
     agreed.and(mine)

@@ -1,10 +1,10 @@
-//! Operations that were enqueued and have not run yet, and how long the first of them has run.
+//! Operations that were enqueued and have not ended, and how long the first of them has run.
 //!
-//! Operations of a transport run one after the other. So the clock runs for the first alone: since its stream has
-//! reached it and the one before it was over.
+//! Operations of a transport run one after the other. So time counts for the first alone: since its stream has reached
+//! it and the one before it was over.
 //!
-//! Never hold the lock while recording a mark: an event record may block on a full stream, and the watchdog needs the
-//! lock to end what that stream waits for.
+//! Never hold the lock while recording a mark: recording may block on a full stream, and the watchdog needs the lock to
+//! end what that stream waits for.
 
 use crate::backend::device::{Marks, StreamMark};
 use crate::backend::nccl::own::InGraphs;
@@ -18,39 +18,39 @@ use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// With so many operations under way, a call that enqueues one looks which are over; otherwise the watchdog does.
+/// From this many operations on, enqueuing calls collect ended ones; below, only the watchdog does.
 const MANY: usize = 64;
 
-/// What was enqueued, in its order.
+/// Enqueued operations, in order.
 #[derive(Default)]
 pub struct Outstanding {
-    /// Whoever frees memory at a quiescent moment holds it, too.
+    /// Also held while memory is freed at a quiescent moment.
     state: Mutex<State>,
-    /// Captured operations. Their deadline holds beside a free that waits for them, so nobody holds their lock for
-    /// long.
+    /// Captured operations, with a lock that nobody holds for long: their deadline must be checked even during a free
+    /// that waits for them.
     replays: Mutex<Replays>,
 }
 
 #[derive(Default)]
 struct State {
     pending: VecDeque<Pending>,
-    /// Those that are over, to be used again.
+    /// Ended ones, for reuse.
     reusable: Vec<Pending>,
     operations: u64,
-    /// An operation is about to be among those under way.
+    /// An operation is about to be added.
     is_beginning: bool,
 }
 
 struct Pending {
     operation: Operation,
-    /// The ranks that it exchanges with, some more than once.
+    /// The ranks that it exchanges with, with repetitions.
     peers: Vec<GroupRank>,
     begin: Box<dyn StreamMark>,
-    /// Not here while it is recorded.
+    /// Taken out while it is being recorded.
     end: Option<Box<dyn StreamMark>>,
-    /// The call that enqueues it has returned, and the end is marked.
+    /// The call that enqueues it has returned, and its end is marked.
     is_enqueued: bool,
-    /// When it was first seen to run.
+    /// When it was first seen running.
     running_since: Option<Instant>,
 }
 
@@ -59,7 +59,7 @@ impl Outstanding {
         Ok(Self { replays: Mutex::new(Replays::new(new_replay_marks)?), ..Self::default() })
     }
 
-    /// An operation with `peers` is about to be enqueued on `stream`.
+    /// Records that an operation with `peers` is about to be enqueued on `stream`.
     pub fn begin(
         &self,
         marks: &dyn Marks,
@@ -91,7 +91,7 @@ impl Outstanding {
         Ok(operation)
     }
 
-    /// `operation` was enqueued on `stream`.
+    /// Records that `operation` was enqueued on `stream`.
     pub fn enqueued(&self, operation: Operation, stream: Stream) -> Result<()> {
         let Some(mut end) = self.state.lock().take_end(operation) else {
             let mark = self.replays.lock().end(operation);
@@ -105,7 +105,7 @@ impl Outstanding {
         recorded.map(drop)
     }
 
-    /// `operation` was not enqueued. Returns with whom it was to be.
+    /// Records that `operation` was not enqueued; returns its peers.
     pub fn withdraw(&self, operation: Operation) -> Vec<GroupRank> {
         let mut state = self.state.lock();
         if state.pending.back().map(|pending| pending.operation) == Some(operation)
@@ -113,20 +113,20 @@ impl Outstanding {
         {
             state.reusable.push(pending);
         }
-        // A captured one is there, too; the watchdog may have added others since.
+        // Captured ones are there, too; the watchdog may have added others since.
         let mut latest_first = state.reusable.iter().rev();
         let withdrawn = latest_first.find(|known| known.operation == operation);
         withdrawn.map_or_else(Vec::new, |known| distinct(&known.peers))
     }
 
-    /// The first operation, also of those in graphs, if it has run longer than `limit` at `now`. Those outside of graphs
-    /// do not count while another thread has them in hand, which may be long: the watchdog has others to look after.
+    /// The first operation, in graphs or not, if it has run longer than `limit` at `now`. Those outside graphs are
+    /// skipped while another thread holds their lock, which may be long: the watchdog has others to look after.
     pub fn late(&self, now: Instant, limit: Duration) -> Result<Option<Late>> {
         let late = self.state.try_lock().map_or(Ok(None), |mut state| state.late(now, limit))?;
         Ok(late.or_else(|| self.replays.lock().late(now, limit)))
     }
 
-    /// The last operation for `label`, for which the host has `waited`, unless it is over.
+    /// The last operation for `label`, which the host has `waited` for, unless it is over.
     pub fn late_on_host(&self, label: Label, waited: Duration) -> Result<Option<Late>> {
         let mut state = self.state.lock();
         state.reap()?;
@@ -142,8 +142,8 @@ impl Outstanding {
         }))
     }
 
-    /// The operation that runs, also in a replay, or else the one that was the last to. Those outside of graphs are
-    /// unknown while another thread has them in hand, as for [`Outstanding::late`].
+    /// The operation that runs, maybe in a replay, or else the last one that did. Those outside graphs are unknown
+    /// while another thread holds their lock, as in [`Outstanding::late`].
     pub fn recent(&self) -> Option<Recent> {
         let state = self.state.try_lock();
         let running = (state.as_ref()).and_then(|state| Some(state.pending.front()?.recent(true)));
@@ -151,26 +151,26 @@ impl Outstanding {
         running.or_else(|| Some(state?.reusable.last()?.recent(false)))
     }
 
-    /// Whether all that was enqueued outside of graphs has run.
+    /// Whether everything enqueued outside graphs has ended.
     pub fn are_over(&self) -> Result<bool> {
         let mut state = self.state.lock();
         state.reap()?;
         Ok(state.pending.is_empty() && !state.is_beginning)
     }
 
-    /// Whether a graph that is not destroyed has any operation.
+    /// Whether a live graph has any operation.
     pub fn are_in_graphs(&self) -> bool {
         self.replays.lock().are_in_graphs()
     }
 
-    /// Asks [`Outstanding::are_in_graphs`] when this is gone.
+    /// A function that answers [`Outstanding::are_in_graphs`] even after this is dropped.
     pub fn in_graphs(&self) -> InGraphs {
         self.replays.lock().in_graphs()
     }
 }
 
 impl State {
-    /// The number of the next operation, and what an earlier one has left for it.
+    /// The next operation's number, and an ended operation to reuse.
     fn next(&mut self) -> Result<(u64, Option<Pending>)> {
         if self.reusable.is_empty() && self.pending.len() >= MANY {
             self.reap()?;
@@ -180,7 +180,7 @@ impl State {
         Ok((number, self.reusable.pop()))
     }
 
-    /// `operation`, if it is the last under way.
+    /// `operation`, if it is the last one.
     fn last(&mut self, operation: Operation) -> Option<&mut Pending> {
         self.pending.back_mut().filter(|pending| pending.operation == operation)
     }
@@ -189,7 +189,7 @@ impl State {
         self.last(operation)?.end.take()
     }
 
-    /// The first operation outside of graphs, if it has run longer than `limit` at `now`.
+    /// The first operation outside graphs, if it has run longer than `limit` at `now`.
     fn late(&mut self, now: Instant, limit: Duration) -> Result<Option<Late>> {
         self.reap()?;
         let Some(first) = self.pending.front_mut() else { return Ok(None) };
@@ -207,9 +207,9 @@ impl State {
         }))
     }
 
-    /// Takes out what is over.
+    /// Takes out ended operations.
     fn reap(&mut self) -> Result<()> {
-        // They run in order, so after the last all are over.
+        // They run in order: if the last has ended, all have.
         if let Some(last) = self.pending.back()
             && last.is_over()?
         {
@@ -261,7 +261,7 @@ impl Works for Outstanding {
     fn while_idle(&self, graphs: Graphs, then: &mut dyn FnMut()) {
         let Some(mut state) = self.state.try_lock() else { return };
         let may_run = graphs == Graphs::Count && self.are_in_graphs();
-        // A device in error runs nothing any more.
+        // Nothing runs any more on a device in error.
         let has_none = state.reap().is_err() || state.pending.is_empty();
         let is_idle = has_none && !state.is_beginning;
         if !may_run && is_idle {

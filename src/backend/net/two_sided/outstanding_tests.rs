@@ -1,4 +1,4 @@
-//! Unit tests of operations under way, on streams that come along when a test says so.
+//! Unit tests of operations under way, on streams that advance when a test says so.
 
 use super::*;
 use crate::backend::detached::within;
@@ -30,7 +30,7 @@ fn time_counts_for_the_first_since_it_runs() {
     enqueue(&outstanding, &device, &[3, 1, 3]);
     enqueue(&outstanding, &device, &[2]);
     let late = |after: u32| outstanding.late(start + after * SECOND, SECOND).unwrap();
-    // Its stream has not come to it.
+    // Its stream has not reached it.
     assert_eq!(late(1), None);
     assert_eq!(late(10), None);
     device.pass(1);
@@ -39,7 +39,7 @@ fn time_counts_for_the_first_since_it_runs() {
     assert_eq!(first.operation.to_string(), "network operation 0, test 3");
     assert_eq!(first.peers, [3, 1].map(GroupRank::new));
     assert_eq!(first.waited, 2 * SECOND);
-    // The second runs, and counts from when it was seen to.
+    // The second runs; its time counts from when that was seen.
     device.pass(2);
     assert_eq!(late(30), None);
     assert_eq!(late(31), None);
@@ -73,7 +73,7 @@ fn what_the_host_waits_for_is_late_behind_what_has_not_run() {
     outstanding.enqueued(awaited, Stream::DEFAULT).unwrap();
     enqueue(&outstanding, &device, &[1]);
     let late = || outstanding.late_on_host(of, SECOND).unwrap();
-    // No stream has come to any of them.
+    // No stream has reached any of them.
     assert_eq!(outstanding.late(Instant::now() + 9 * SECOND, SECOND), Ok(None));
     let first = late().unwrap();
     assert_eq!((first.operation, first.waited), (awaited, SECOND));
@@ -132,7 +132,7 @@ fn a_device_is_quiescent_when_all_is_over() {
     assert!(is_idle(Graphs::Count));
 }
 
-/// What `ask` gives while another thread enqueues an operation on a stream with room for so many marks.
+/// The result of `ask` while another thread enqueues an operation on a stream with `room` for marks.
 fn beside_a_full_stream<T: Send + 'static>(room: usize, ask: impl FnOnce(&Outstanding) -> T + Send + 'static) -> T {
     let device = TestDevice::default();
     device.room.store(room, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! [`Transport`] by NCCL's host API, on a communicator of our own.
+//! [`Transport`] over NCCL's host API, on a communicator of the library's own.
 
 use crate::backend::detached;
 use crate::backend::device::Device;
@@ -18,30 +18,30 @@ use parking_lot::Mutex;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// What this rank has of a transport.
+/// A rank's side of a transport.
 pub struct NcclTransport {
     shared: Arc<Shared>,
-    /// `None` in the thread that warms up.
+    /// `None` in the copy for the warm-up thread.
     _end: Option<End>,
 }
 
 /// Ends a transport when it is dropped.
 struct End(Arc<Shared>);
 
-/// Messages of the operation that is being enqueued, kept for their memory.
+/// Messages of the operation being enqueued; kept to reuse their memory.
 #[derive(Default)]
 struct Parts {
     sends: Vec<Part>,
     receives: Vec<Part>,
 }
 
-/// The same, as the watchdog and detached threads hold it, too.
+/// The state that the watchdog and detached threads also hold.
 struct Shared {
     members: Members,
     comm: Arc<OwnCommunicator>,
     device: Arc<dyn Device>,
     outstanding: Arc<Outstanding>,
-    /// Locked by who enqueues.
+    /// Locked by the thread that enqueues.
     turn: Mutex<Parts>,
     timeout: Duration,
     fault: OnceCell<Error>,
@@ -49,7 +49,7 @@ struct Shared {
 }
 
 impl NcclTransport {
-    /// Over `comm`, whose ranks are the `members`.
+    /// A transport over `comm`, whose ranks are the `members`.
     pub fn new(
         members: Members,
         comm: Untaken,
@@ -74,16 +74,16 @@ impl NcclTransport {
             failing: Arc::new(Failing::new(on_fault, timeout)),
         });
         let _end = Some(End(Arc::clone(&shared)));
-        // Without a watchdog it ends at once, not together with other ranks.
+        // Without a watchdog it must end at once, not together with other ranks.
         watch(&shared).inspect_err(|_| shared.give_up())?;
         Ok(Self { shared, _end })
     }
 
-    /// Exchanges the first messages, which connect the ranks, as those of up to `most_bytes` need it, within `limit`.
+    /// Exchanges the first messages, which connect the ranks for messages of up to `most_bytes`, within `limit`.
     pub fn warm_up(&self, most_bytes: usize, limit: Duration, stream: Stream) -> Result<()> {
         let shared = &self.shared;
         let transport = Self { shared: Arc::clone(shared), _end: None };
-        // NCCL connects the ranks in this call, and waits for them without a deadline.
+        // This call makes NCCL connect the ranks, and wait for them without a deadline.
         let warmed = detached::within(limit, move || {
             let Shared { device, members, .. } = &*transport.shared;
             let _entered = device.enter()?;
@@ -99,7 +99,7 @@ impl NcclTransport {
 }
 
 impl Shared {
-    /// Enqueues what `call` does as one operation with `peers`.
+    /// Enqueues `call` as one operation with `peers`.
     fn operate(
         &self,
         label: Label,
@@ -110,12 +110,12 @@ impl Shared {
         let Self { outstanding, device, .. } = self;
         let operation = outstanding.begin(&**device, label, peers, stream)?;
         let mut called = Ok(());
-        // NCCL asks about its events in such a call, which would end a capture that is open.
+        // In such a call NCCL queries its events, which would invalidate an open capture.
         let apart = device.apart_from_captures(&mut || called = call(&self.comm));
         apart.and(called).and_then(|()| outstanding.enqueued(operation, stream)).map_err(|error| {
             let peers = self.members.names(&outstanding.withdraw(operation));
             let own = self.members.own_name();
-            // Peers may have a part of the operation: there is no way back to a common order.
+            // Peers may have part of the operation enqueued: a common order cannot be restored.
             self.fail(error.within(format!("{own}, {operation} with {peers}")))
         })
     }
@@ -133,7 +133,7 @@ impl Shared {
         self.too_late(&Late { operation, peers, waited, is_replayed: false, is_shared: false, behind: None })
     }
 
-    /// The transport ends with `error`, unless it has ended before; gives the failure that counts.
+    /// Ends the transport with `error`, unless it has ended before; returns the failure that counts.
     fn fail(&self, error: Error) -> Error {
         if self.fault.set(error.clone()).is_ok() {
             self.failing.fail(&error, self.aborting());
@@ -141,8 +141,7 @@ impl Shared {
         self.fault.get().cloned().unwrap_or(error)
     }
 
-    /// The end of what is on the streams, which counts as under way until it has ended. What cannot be ended stays, with
-    /// its memory.
+    /// Ends what is on the streams; until then it counts as under way. What cannot be ended stays, with its memory.
     fn aborting(&self) -> Ending {
         self.ending().of(Arc::clone(&self.outstanding))
     }
@@ -187,7 +186,7 @@ impl Shared {
         Error::new(Code::RemoteError, text)
     }
 
-    /// An error of NCCL with what was going on.
+    /// An NCCL error, with the operation in progress.
     fn reported(&self, error: Error) -> Error {
         let own = self.members.own_name();
         let context = match self.outstanding.recent() {
@@ -218,7 +217,7 @@ impl Watched for Shared {
             return self.lose(error);
         }
         if self.failing.has_group_failed() {
-            // Other nodes wait for this rank, and streams of this rank for them.
+            // Other nodes wait for this rank, and this rank's streams for them.
             return self.give_up();
         }
         let error = match self.outstanding.late(now, self.timeout) {
@@ -227,7 +226,7 @@ impl Watched for Shared {
         };
         let error = error.or_else(|| Some(self.reported(self.comm.asynchronous_error()?)));
         if let Some(error) = error {
-            // It may be what the driver says of marks on a device that was reset meanwhile.
+            // It may be the driver's error about marks on a device that was reset meanwhile.
             if let Some(lost) = self.device.lost() {
                 return self.lose(lost);
             }
@@ -275,7 +274,7 @@ impl Net for NcclTransport {
     }
 }
 
-/// Puts messages into `kept` as the communicator takes them; those without bytes are none.
+/// Converts messages with bytes to the communicator's form, into `kept`.
 fn parts(members: &Members, messages: impl Iterator<Item = Message>, kept: &mut Vec<Part>) -> Result<()> {
     kept.clear();
     for message in messages.filter(|message| message.bytes > 0) {
@@ -289,7 +288,7 @@ impl Drop for End {
         let shared = &self.0;
         let start = Instant::now();
         let mut pause = Duration::from_micros(20);
-        // The watchdog ends the wait for other ranks; this limit is for a stream that does not come to them.
+        // The watchdog ends waits for other ranks; this limit is for a stream that does not reach its operations.
         while shared.fault.get().is_none() && shared.outstanding.are_over() == Ok(false) {
             if start.elapsed() > shared.timeout {
                 shared.give_up();
@@ -297,8 +296,8 @@ impl Drop for End {
             std::thread::sleep(pause);
             pause = (pause * 2).min(Duration::from_millis(1));
         }
-        // One that has failed ends otherwise; of this transport the watchdog, which may look once more, finds no failure
-        // of the group any more, as it would end what the next one has by then.
+        // A failed communicator is ended elsewhere. Setting the fault keeps the watchdog, which may look once more,
+        // from finding a failure of the group and ending a communicator that the next group has by then.
         if shared.fault.set(Error::internal("the network's group has ended")).is_ok() {
             spare::keep(shared.ending());
         }

@@ -1,4 +1,4 @@
-//! Unit tests of what a call of the transport does in the library itself, over an NCCL that only counts.
+//! Unit tests of a transport call's own work, over a fake NCCL that records calls.
 
 use super::*;
 use crate::allocations;
@@ -10,7 +10,7 @@ use crate::model::tensor::DevPtr;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 const LABEL: Label = Label { what: "test", number: 0 };
-/// More than are ever under way before a call looks for those that are over.
+/// More than are ever under way before a call collects ended ones.
 const CALLS: usize = 1000;
 
 /// A group that is not told of failures.
@@ -27,7 +27,7 @@ impl OnFault for Group {
     }
 }
 
-/// Rank 2 of three, whose nodes are the letters.
+/// Rank 2 of three; `nodes` has a letter per rank that names its node.
 fn transport(nodes: &str, device: &TestDevice) -> NcclTransport {
     transport_of(Arc::new(Group::default()), nodes, device)
 }
@@ -40,7 +40,7 @@ fn transport_of(group: Arc<Group>, nodes: &str, device: &TestDevice) -> NcclTran
     NcclTransport::new(members, comm, device, outstanding, Duration::from_secs(60), group).unwrap()
 }
 
-/// Calls `CALLS` times; the operations run at once. Gives how often memory was allocated or freed.
+/// Makes `CALLS` calls whose operations run at once; returns how often memory was allocated or freed.
 fn call(transport: &NcclTransport, device: &TestDevice) -> usize {
     let message = |&peer: &GroupRank| Message { peer, data: DevPtr(4096), bytes: 64 };
     let view = &transport.shared.members.view;

@@ -1,8 +1,8 @@
-//! Operations in graphs, and how long the first of them has run in a replay.
+//! Captured operations, and how long the first of them has run in a replay.
 //!
-//! The library does not see launches of graphs. Each captured operation has a place, which says in every replay
-//! since when it has been under way. Operations of a transport run one after the other here, too: time counts for
-//! the one that began first, since it was found to be that one.
+//! The library does not see graph launches. Each captured operation has a place, which says in every replay since when
+//! it has been under way. Operations of a transport run one after the other here, too: time counts for the one that
+//! began first, since it was found to be that one.
 
 use crate::backend::nccl::own::InGraphs;
 use crate::backend::net::two_sided::{Late, Operation, Recent, distinct};
@@ -12,28 +12,28 @@ use crate::model::ops::Stream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How many captured operations have a place of their own: the exchanges of a model with 60 layers, captured for 90
-/// sizes of batches. More of them share places: it is not known then which of two waits, and where both are under way at
+/// How many captured operations get a place of their own: the exchanges of a model with 60 layers, captured for 90
+/// batch sizes. Further ones share places: then a report cannot tell which of two waits, and if both are under way at
 /// the same time, there may be no deadline.
 const PLACES: usize = 16 << 10;
 
-/// Marks that operations in graphs leave in each replay.
+/// Marks that captured operations leave in each replay.
 pub trait ReplayMarks: Send + Sync {
-    /// Captures, from `stream`, that the operation of `place` begins. Like any launch it may be held up, by a call that
-    /// waits for the device.
+    /// Captures on `stream` the begin of the operation of `place`. Like any launch it may block on a call that
+    /// synchronizes the device.
     fn begin(&self, place: usize, stream: Stream) -> Result<()>;
-    /// Captures that it ends.
+    /// Captures its end.
     fn end(&self, place: usize, stream: Stream) -> Result<()>;
-    /// Whether a graph, or something made of it, has any of them and is not destroyed.
+    /// Whether a live graph, or something made from it, has any of them.
     fn are_in_graphs(&self) -> bool;
-    /// When the operation of `place` began that a replay is in, on a clock of the device's own; zero if none is.
+    /// When the operation of `place` began in a running replay, by a clock of the device; 0 if none is running.
     fn began(&self, place: usize) -> u64;
 }
 
-/// Makes marks with so many places; none for a device without graphs.
+/// Creates marks with that many places; none for a device without graphs.
 pub type NewReplayMarks<'a> = &'a dyn Fn(usize) -> Result<Option<Arc<dyn ReplayMarks>>>;
 
-/// What was captured.
+/// Captured operations.
 #[derive(Default)]
 pub struct Replays {
     /// `None` on a device without graphs.
@@ -43,7 +43,7 @@ pub struct Replays {
     first: Option<First>,
 }
 
-/// A mark that is to be captured. That may be held up, so nobody who must end what holds it up should wait for it.
+/// A mark to be captured. Capturing may block, so it must not hold up whoever ends what it blocks on.
 #[must_use]
 pub struct Mark {
     marks: Arc<dyn ReplayMarks>,
@@ -52,7 +52,7 @@ pub struct Mark {
 }
 
 impl Mark {
-    /// Captures it from `stream`.
+    /// Captures it on `stream`.
     pub fn capture(&self, stream: Stream) -> Result<()> {
         if self.begins { self.marks.begin(self.place, stream) } else { self.marks.end(self.place, stream) }
     }
@@ -61,25 +61,25 @@ impl Mark {
 struct Captured {
     operation: Operation,
     peers: Vec<GroupRank>,
-    /// An earlier one had the place, and may still.
+    /// An earlier operation has the same place, and may still use it.
     is_shared: bool,
 }
 
-/// The operation that was the first of those under way at the last look.
+/// The first of the operations under way, at the last look.
 struct First {
     place: usize,
     began: u64,
-    /// When that was found.
+    /// When it was found to be the first.
     seen: Instant,
 }
 
 impl Replays {
-    /// Those of a transport with marks that `new_marks` makes.
+    /// No captured operations yet; `new_marks` creates their marks.
     pub fn new(new_marks: NewReplayMarks<'_>) -> Result<Self> {
         Ok(Self { marks: new_marks(PLACES)?, ..Self::default() })
     }
 
-    /// `operation` with `peers` is about to be captured. Gives the mark to capture before it.
+    /// Records that `operation` with `peers` is about to be captured. Returns the mark to capture before it.
     pub fn begin(&mut self, operation: Operation, peers: &[GroupRank]) -> Option<Mark> {
         let marks = Arc::clone(self.marks.as_ref()?);
         let place = self.operations % PLACES;
@@ -92,25 +92,25 @@ impl Replays {
         Some(Mark { marks, place, begins: true })
     }
 
-    /// `operation` was captured. Gives the mark to capture behind it; none if it is not the last to begin.
+    /// Records that `operation` was captured. Returns the mark to capture behind it; none if a later one has begun.
     pub fn end(&self, operation: Operation) -> Option<Mark> {
         let marks = Arc::clone(self.marks.as_ref()?);
         let place = self.operations.checked_sub(1)? % PLACES;
         (self.captured.get(place)?.operation == operation).then_some(Mark { marks, place, begins: false })
     }
 
-    /// Whether a graph that is not destroyed has any of them.
+    /// Whether a live graph has any of them.
     pub fn are_in_graphs(&self) -> bool {
         (self.marks.as_ref()).is_some_and(|marks| marks.are_in_graphs())
     }
 
-    /// Asks the same later.
+    /// A function that answers that later.
     pub fn in_graphs(&self) -> InGraphs {
         let marks = self.marks.clone();
         Box::new(move || marks.as_ref().is_some_and(|marks| marks.are_in_graphs()))
     }
 
-    /// Of those that are under way the one that began first: when, its place, and what it is.
+    /// The operation under way that began first: when, its place, and the operation.
     fn first_under_way(&self) -> Option<(u64, usize, &Captured)> {
         let marks = self.marks.as_ref()?;
         let places = self.captured.iter().enumerate();
@@ -118,13 +118,13 @@ impl Replays {
         began.filter(|(began, ..)| *began != 0).min_by_key(|(began, ..)| *began)
     }
 
-    /// That one, if any is under way.
+    /// That operation, if any is under way.
     pub fn running(&self) -> Option<Recent> {
         let (_, _, captured) = self.first_under_way()?;
         Some(Recent { operation: captured.operation, peers: captured.peers.clone(), runs: true })
     }
 
-    /// The first operation that is under way at `now`, if it has been so longer than `limit`.
+    /// That operation, if it has been the first for longer than `limit` at `now`.
     pub fn late(&mut self, now: Instant, limit: Duration) -> Option<Late> {
         let before = self.first.take();
         let (began, place, captured) = self.first_under_way()?;
@@ -153,7 +153,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
     const CAPTURED: Stream = Stream(7);
 
-    /// Places as the test sets them.
+    /// Places that the test sets.
     #[derive(Clone, Default)]
     struct Marks {
         places: Arc<Mutex<[u64; 4]>>,
@@ -201,7 +201,7 @@ mod tests {
     fn each_captured_operation_has_a_place() {
         let (marks, replays) = with_two();
         assert_eq!(*marks.calls.lock(), "b0e0b1e1");
-        // One that was not captured in between.
+        // Another that was not captured came in between.
         assert!(replays.end(operation(3)).is_none());
     }
 
@@ -234,11 +234,11 @@ mod tests {
             late.map(|late| (late.operation.number, numbers(late.peers), late.waited.as_secs()))
         };
         assert_eq!(late(0, [0; 4]), None);
-        // It runs since 100, and in another replay since 500.
+        // Running since 100, then in another replay since 500.
         assert_eq!(late(1, [100, 0, 0, 0]), None);
         assert_eq!(late(4, [100, 0, 0, 0]), None);
         assert_eq!(late(5, [500, 0, 0, 0]), None);
-        // The other waits for it.
+        // The other one waits for it.
         assert_eq!(late(6, [500, 600, 0, 0]), None);
         assert_eq!(late(8, [500, 600, 0, 0]), None);
         assert_eq!(late(9, [500, 600, 0, 0]), Some((4, vec![1], 4)));

@@ -1,11 +1,11 @@
-//! Communicators that have outlived their groups, for the next group over the same ranks.
+//! Communicators kept after their groups end, for the next group over the same ranks.
 //!
-//! To connect nodes takes half a second, and to end a communicator frees memory, for which there may be no moment
-//! while graphs are alive. So the last few are kept. Those beyond end at a quiescent moment, in a call that begins or ends
-//! a group.
+//! Connecting nodes takes half a second, and ending a communicator frees memory, for which there may be no moment while
+//! graphs are alive. So the last few are kept. The surplus ends at a quiescent moment, in a call that begins or ends a
+//! group.
 //!
-//! A group takes one only if all its ranks have kept it. Two groups that are created at once could disagree on who has
-//! it: whoever offers a communicator has it alone until the ranks have decided.
+//! A group takes one only if all its ranks have kept it. Two groups created concurrently could disagree on who gets it:
+//! whoever offers a communicator holds it exclusively until the ranks have decided.
 
 use crate::backend::device::Device;
 use crate::backend::nccl::own::OwnCommunicator;
@@ -15,18 +15,18 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How many are kept in a context.
+/// How many are kept per context.
 pub const MOST: usize = 4;
 /// Bytes of an offer among ranks.
 pub const OFFER_BYTES: usize = MOST * size_of::<u64>();
-/// How long a call may take to end those beyond: the ranks of a node may not agree on which ones can end, and NCCL may
+/// How long a call may take to end the surplus: the ranks of a node may not agree on which ones can end, and NCCL may
 /// wait for all of them.
 const FOR_ENDING: Duration = Duration::from_secs(2);
 
-/// The most recent last.
+/// The most recent is last.
 static SPARE: Mutex<Vec<Ending>> = Mutex::new(Vec::new());
 
-/// Keeps a communicator that is well and whose operations are over, but for graphs.
+/// Keeps a healthy communicator with no operations left, except in graphs.
 pub fn keep(comm: Ending) {
     let context = comm.context_number();
     SPARE.lock().push(comm);
@@ -34,7 +34,7 @@ pub fn keep(comm: Ending) {
     for (index, comm) in surplus(context).into_iter().enumerate() {
         let left = FOR_ENDING.saturating_sub(start.elapsed());
         if let Err(comm) = comm.end(left) {
-            // Others may have been taken meanwhile.
+            // Others may have been taken out meanwhile.
             let mut spare = SPARE.lock();
             let at = index.min(spare.len());
             spare.insert(at, comm);
@@ -42,7 +42,7 @@ pub fn keep(comm: Ending) {
     }
 }
 
-/// Takes out the oldest of those that are too many, but for those that a graph has.
+/// Takes out the oldest ones beyond the limit, except those that a graph uses.
 fn surplus(context: u64) -> Vec<Ending> {
     let mut spare = SPARE.lock();
     let is_there = |comm: &&Ending| comm.context_number() == context;
@@ -55,16 +55,16 @@ fn surplus(context: u64) -> Vec<Ending> {
     spare.extract_if(.., ends).collect()
 }
 
-/// Communicators that a group which is being created may take. The others are kept on.
+/// Communicators that a group being created may take. The others return to the spares.
 pub struct Offer(Vec<Ending>);
 
 impl Offer {
-    /// Those with `place` among so many ranks, in the context of `device`. Where an error is known, none.
+    /// Those with rank and number of ranks `place`, in the context of `device`, and without a known error.
     pub fn new(device: &dyn Device, place: (usize, CommRank)) -> Self {
         let fits = |comm: &mut Ending| comm.fits(device, place);
         let mut spare = SPARE.lock();
         let mut offered: Vec<Ending> = spare.extract_if(.., fits).collect();
-        // The most recent first.
+        // Most recent first.
         offered.reverse();
         spare.extend(offered.split_off(MOST.min(offered.len())).into_iter().rev());
         Self(offered)
@@ -76,7 +76,7 @@ impl Offer {
         bytes
     }
 
-    /// The one that all ranks have decided for.
+    /// The one that all ranks agreed on.
     pub fn take(&mut self, tag: u64) -> Option<Arc<OwnCommunicator>> {
         Some(self.0.remove(self.0.iter().position(|comm| comm.tag() == tag)?).into_comm())
     }
@@ -88,7 +88,7 @@ impl Drop for Offer {
     }
 }
 
-/// The communicator that these ranks' offers have in common.
+/// The communicator that all ranks' offers have in common.
 pub fn in_common(offers: &[&[u8]]) -> Option<u64> {
     let tags = |offer: &&[u8]| -> Vec<u64> {
         let (tags, _) = offer.as_chunks();

@@ -1,4 +1,4 @@
-//! Unit tests of communicators that are kept for other groups. Each has contexts of its own, as all tests share them.
+//! Unit tests of spare communicators. Each test has its own contexts, as all share the spares.
 
 use super::*;
 use crate::backend::device::tests::TestDevice;

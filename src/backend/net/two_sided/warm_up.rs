@@ -1,4 +1,4 @@
-//! The first messages of a transport: one to each rail peer, and what comes is checked.
+//! A transport's first messages: one to each rail peer, with the received ones checked.
 
 use crate::backend::device::Device;
 use crate::backend::nccl::own::{BROADCAST_BYTES, by_broadcasts};
@@ -11,11 +11,11 @@ use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
 use std::time::{Duration, Instant};
 
-/// What a rank says of itself: its number and one more, so that it is not zero.
+/// A rank's word: its number plus one, so that it is not zero.
 const WORD: usize = size_of::<u64>();
 
-/// Sends this rank's word to every rail peer and checks those that come, within `limit`. False if they do not. Then
-/// the ranks are connected as messages of up to `most_bytes` need it.
+/// Sends this rank's word to every rail peer and checks those that arrive, within `limit`; false if they do not.
+/// Connects the ranks for messages of up to `most_bytes`.
 pub fn run(
     transport: &dyn Transport,
     (device, stream): (&dyn Device, Stream),
@@ -25,7 +25,7 @@ pub fn run(
 ) -> Result<bool> {
     let start = Instant::now();
     let view = &*members.view;
-    // This rank's word, and what is received.
+    // This rank's word, followed by received words.
     let places = view.forwarded().len();
     let bytes = places * WORD;
     let own = device.alloc_own(bytes)?;
@@ -35,7 +35,7 @@ pub fn run(
     }
     device.upload(own, &words)?;
     exchange(transport, view, (own, WORD), stream)?;
-    // For the other way of large messages NCCL connects the ranks anew, with tens of MiB that others do not need.
+    // For large messages, sent by broadcasts, NCCL makes further connections, with tens of MiB that others do not need.
     let unread_bytes = if by_broadcasts(members.ranks.len(), most_bytes) { places * BROADCAST_BYTES } else { 0 };
     let unread = device.alloc_own(unread_bytes)?;
     if unread_bytes > 0 {
@@ -60,7 +60,7 @@ pub fn run(
     check(view, &words).map(|()| true)
 }
 
-/// Sends the bytes of `data` to every rail peer; what comes lies behind them.
+/// Sends the first `bytes` of `data` to every rail peer; what they send is received behind them.
 fn exchange(transport: &dyn Transport, view: &NodeView, (data, bytes): (DevPtr, usize), stream: Stream) -> Result<()> {
     let message = |(index, &peer): (usize, _)| Message { peer, data: DevPtr(data.0 + index * bytes), bytes };
     let sends: Vec<_> = view.rail_peers.iter().map(|it| message((0, it))).collect();
@@ -72,7 +72,7 @@ fn word(rank: GroupRank) -> [u8; WORD] {
     (rank.index() as u64 + 1).to_le_bytes()
 }
 
-/// Whether `words` are what [`run`] wants to see there.
+/// Checks the `words` that [`run`] received.
 fn check(view: &NodeView, words: &[u8]) -> Result<()> {
     let (words, _) = words.as_chunks::<WORD>();
     for (index, &source) in view.forwarded().iter().enumerate() {
@@ -93,7 +93,7 @@ mod tests {
     use crate::backend::net::two_sided::members::tests::members;
     use parking_lot::Mutex;
 
-    /// Notes the bytes of messages.
+    /// Records the sizes of messages.
     #[derive(Default)]
     struct Noted(Mutex<Vec<usize>>);
 
@@ -116,12 +116,12 @@ mod tests {
         fn fail(&self, _error: &Error) {}
     }
 
-    /// What rank 0 sends where the nodes of the ranks are the letters.
+    /// Sizes of what rank 0 sends; `nodes` has a letter per rank that names its node.
     fn sent(nodes: &str, most_bytes: usize) -> Vec<usize> {
         let members = &members(nodes, 0);
         let transport = Noted::default();
         let on: (&dyn Device, _) = (&TestDevice::default(), Stream::DEFAULT);
-        // Nothing comes.
+        // Nothing arrives.
         assert!(run(&transport, on, members, most_bytes, Duration::ZERO).is_err());
         transport.0.into_inner()
     }

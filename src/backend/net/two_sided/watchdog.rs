@@ -1,4 +1,4 @@
-//! One thread of the process that looks after all transports, while there are any.
+//! The process's thread that watches all transports, as long as there are any.
 
 use crate::backend::detached;
 use crate::error::{Error, Result};
@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 /// How often it looks.
 const PERIOD: Duration = Duration::from_millis(20);
 
-/// Threads that are kept for what ends a failed network: it takes two.
+/// Threads kept for ending a failed network, which takes two.
 const SPARES: usize = 2;
 
-/// Something to be looked after.
+/// Something to watch.
 pub trait Watched: Send + Sync {
-    /// Looks, and does not wait.
+    /// Looks without waiting.
     fn look(&self, now: Instant);
 }
 
@@ -28,7 +28,7 @@ struct Watch {
 
 static WATCH: Lazy<Mutex<Watch>> = Lazy::new(Mutex::default);
 
-/// Looks after `watched` as long as somebody holds it.
+/// Watches `watched` for as long as somebody else holds it.
 pub fn watch(watched: &Arc<impl Watched + 'static>) -> Result<()> {
     let watched: Weak<dyn Watched> = {
         let weak: Weak<_> = Arc::downgrade(watched);
@@ -52,7 +52,7 @@ fn run() {
     while let Some(watched) = alive() {
         let now = Instant::now();
         watched.iter().for_each(|it| it.look(now));
-        // Before the pause. What nobody else holds any more may free memory as it goes, and so wait for the device.
+        // Before the pause. What nobody else holds may free memory when dropped, and so synchronize the device.
         for it in watched.into_iter().filter(|it| Arc::strong_count(it) == 1) {
             drop(detached::start(move || drop(it)));
         }
@@ -60,14 +60,14 @@ fn run() {
     }
 }
 
-/// What is to be looked after; `None` if there is nothing any more, and the thread is to end.
+/// What to watch; `None` if nothing is left, and the thread must exit.
 fn alive() -> Option<Vec<Arc<dyn Watched>>> {
     let mut watch = WATCH.lock();
     watch.watched.retain(|it| it.strong_count() > 0);
     let alive: Vec<_> = watch.watched.iter().filter_map(Weak::upgrade).collect();
     watch.is_running = !alive.is_empty();
     if !watch.is_running {
-        // None is started.
+        // Lowering the number starts no thread.
         let _ = detached::keep_spares(0);
     }
     watch.is_running.then_some(alive)

@@ -1,10 +1,10 @@
 //! The verdicts that ranks exchange about a new handle, and their consequences.
 //!
-//! HT: beside the counts. Creation does not wait for the other ranks, so a rank may get a handle on which the ranks
-//! disagree. Its kernel finds that out, and then nothing runs on the handle: calls are refused once the host knows, and
-//! operations that were enqueued earlier fail.
+//! HT: the verdicts travel with the counts. Creation does not wait for the other ranks, so a rank may get a handle on
+//! which the ranks disagree. Its kernel finds that out, and then nothing runs on the handle: calls are refused once the
+//! host knows, and operations enqueued earlier fail.
 //!
-//! LL: over several nodes, along the rails. Operations of a rank that forwards for one which refuses are refused.
+//! LL: over several nodes, along the rails. A rank that forwards for a refusing rank refuses its own operations.
 
 use crate::backend::cuda::params::ht::{
     HT_DISAGREED, HT_DISAGREED_RANK_SHIFT, HT_DISAGREED_TOP_K, HT_VERDICT_CODE_SHIFT,
@@ -14,7 +14,7 @@ use crate::error::{Code, Error};
 use crate::model::ids::GroupRank;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// The number of the next handle, which all ranks count: from 1 on, and never 0, the state of fresh memory.
+/// The number of the next handle, counted alike by all ranks: from 1 on, and never 0, which fresh memory holds.
 pub fn next_number(handles: &AtomicU32) -> u32 {
     match handles.fetch_add(1, Ordering::Relaxed).wrapping_add(1) {
         0 => next_number(handles),
@@ -22,25 +22,25 @@ pub fn next_number(handles: &AtomicU32) -> u32 {
     }
 }
 
-/// The verdict of a rank that takes part with `top_k` ids per token.
+/// The verdict of a rank that agrees, with `top_k` ids per token.
 pub fn verdict_with(top_k: u32) -> u32 {
     top_k
 }
 
-/// The verdict of a rank that refuses to take part.
+/// The verdict of a rank that refuses.
 pub fn verdict_refusing(error: &Error) -> u32 {
     (error.code() as u32) << HT_VERDICT_CODE_SHIFT
 }
 
-/// Why an operation on a handle is refused of which `rank` has said `verdict`; `None` if it takes part.
+/// Why operations on a handle are refused, given the `verdict` of `rank`; `None` if that rank agreed.
 pub fn refusal_of(rank: GroupRank, verdict: u32) -> Option<Error> {
     let code = verdict >> HT_VERDICT_CODE_SHIFT;
     let rule = AmongRanks::RefusedBy { rank, code: Code::from_raw(code.cast_signed()) };
     (code != 0).then(|| Error::refusal(Code::RemoteError, Subject::Handle, rule))
 }
 
-/// Why nothing runs on a handle whose number of rows is `rows`; `None` if `rows` is a valid number.
-/// This rank has `top_k` ids per token.
+/// Why nothing runs on a handle with `rows` as its number of rows; `None` if the number is valid. This rank has `top_k`
+/// ids per token.
 pub fn disagreement(rows: u32, top_k: u32) -> Option<Error> {
     if rows & HT_DISAGREED == 0 {
         return None;

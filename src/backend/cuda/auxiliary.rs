@@ -1,6 +1,6 @@
-//! Kernels beside those of operations, for both modes, in the order of their work: the header of a handle's block in a
-//! caller's memory is written and compared, ids are copied for kernels or moved to where a caller counts from, and what
-//! dispatches deliver to each local expert is added up.
+//! Kernels around those of operations, for both modes, in stream order: the header of a handle's block in a caller's
+//! memory is written and compared, ids are copied for kernels or rebased to the caller's numbering, and the rows that
+//! each local expert gets are added up.
 
 use crate::backend::check_header;
 use crate::backend::cuda::driver;
@@ -28,27 +28,27 @@ pub(super) struct GivenHeader {
 }
 
 impl GivenHeader {
-    /// `words` at the start of `block`.
+    /// A header of `words` at the start of `block`.
     pub(super) fn new(block: DevPtr, words: [u32; HEADER_WORDS]) -> Self {
         Self { block, words }
     }
 
-    /// The same for rows that lie so.
+    /// The same for another layout.
     pub(super) fn of_layout(&self, layout: Layout) -> Self {
         Self::new(self.block, with_layout(self.words, layout))
     }
 
-    /// Enqueues its comparison, before operation `op`: if something else is there, the group fails.
+    /// Enqueues the comparison, before operation `op`: if something else is there, the group fails.
     pub(super) fn compare(&self, context: &GroupContext, op: KernelOp, at: &StreamScope) -> Result<()> {
         self.launch(context, self.params(context, op), at)
     }
 
-    /// Enqueues that it is written, behind `op`, which has filled the block; `rows` is its number of rows, or NULL.
+    /// Enqueues writing it, behind `op`, which has filled the block; `rows` is its number of rows, or NULL.
     pub(super) fn write(&self, context: &GroupContext, op: KernelOp, rows: *const u32, at: &StreamScope) -> Result<()> {
         self.launch(context, HandleHeaderParams { writes: 1, rows, ..self.params(context, op) }, at)
     }
 
-    /// HT: its number of rows when `stream` comes there, if the block has such a header. Waits for the stream.
+    /// HT: the block's number of rows at this point of `stream`, if it has such a header. Waits for the stream.
     pub(super) fn rows(&self, stream: Stream) -> Result<Option<u32>> {
         let words = driver::download_words(HEADER_WORDS, self.block, stream)?;
         Ok(check_header(&words, &self.words).ok().and_then(|()| words.get(ROWS_WORD).copied()))
@@ -71,7 +71,7 @@ impl GivenHeader {
     }
 }
 
-/// Blocks that have enough loads under way.
+/// Enough blocks to saturate memory with loads.
 const MOST_BLOCKS: usize = 64;
 
 #[derive(Clone, Copy)]
@@ -79,7 +79,7 @@ pub(super) struct IdCopy {
     pub from: Numbers,
     pub to: DevPtr,
     pub count: usize,
-    /// Added to those that are not negative.
+    /// Added to non-negative ids.
     pub offset: usize,
 }
 
@@ -101,7 +101,7 @@ impl IdCopy {
     }
 }
 
-/// Enqueues that `counts` of so many `experts` are added to `totals`, behind the dispatch `op`.
+/// Enqueues adding `counts`, one for each of the `experts`, to `totals`, behind the dispatch `op`.
 pub(super) fn add_counts(
     context: &GroupContext,
     op: KernelOp,

@@ -1,4 +1,4 @@
-//! What the kernels report when another rank does not come, or comes with something else.
+//! What kernels report when another rank does not come, or does something else.
 
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::memory::HostPage;
@@ -16,10 +16,10 @@ use once_cell::sync::OnceCell;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The failure that a report states in words of the group's mode; none if it is in others.
+/// Words a report in the terms of the group's mode; none for reports of other kinds.
 pub type OfMode = fn(&FaultReport) -> Option<Error>;
 
-/// The one report of a group, and the deadline of its waits.
+/// A group's only report, and the deadline of its waits.
 #[derive(Debug)]
 pub struct FaultPage {
     page: HostPage<FaultReport>,
@@ -37,8 +37,8 @@ impl FaultPage {
         Ok(Self { page: HostPage::new(context, 1)?, view, timeout, of_mode, network: OnceCell::new() })
     }
 
-    /// The network between nodes has failed. The first failure counts: kernels report others, as what they receive
-    /// from now on is undefined.
+    /// Records that the network between nodes has failed. The first failure counts: kernels report others, as what they
+    /// receive from now on is undefined.
     pub fn network_failed(&self, error: &Error) {
         if self.report().is_none() {
             let _ = self.network.set(error.clone());
@@ -60,7 +60,7 @@ impl FaultPage {
         }
     }
 
-    /// The rank that a kernel waited for. Those of HT number this node's ranks by their local index.
+    /// The rank that a kernel waited for. HT kernels number this node's ranks by local index.
     fn peer(&self, report: &FaultReport) -> GroupRank {
         match KernelOp::from_raw(report.op) {
             Some(KernelOp::HtRoute | KernelOp::HtDispatch | KernelOp::HtCombine)
@@ -129,24 +129,24 @@ impl Faults for FaultPage {
     }
 }
 
-/// A time as kernels take it.
+/// A time in the kernels' unit.
 pub fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// A tensor of received rows must hold them all: silently losing tokens would be worse.
+/// A tensor of received rows must have room for all: silently dropping tokens would be worse.
 fn too_few_rows(role: Role, report: &FaultReport) -> Error {
     Error::usage(Subject::Size(role, 0), OfTensor::HoldsAllReceived)
         .got(report.got, format_args!("{} or more", report.expected))
 }
 
-/// The repeated ids of a rank take slots of an expert that others need.
+/// A rank's repeated ids take slots of an expert that others need.
 fn repeated_ids(report: &FaultReport) -> Error {
     let rule = AmongRanks::RoomForRepeated { rank: GroupRank::from(report.peer), expert: report.what as usize };
     Error::usage(Subject::Tensor(Role::Ids), rule).got(report.got, format_args!("at most {}", report.expected))
 }
 
-/// What two ranks do not agree on in the bytes of their rows, or in their scales, if anything.
+/// The disagreement of two ranks about the bytes of their rows or about their scales, if there is one.
 pub fn other_rows(report: &FaultReport, mine: usize, theirs: usize) -> Option<Error> {
     let [our_scales, their_scales] = [report.expected_scales, report.got_scales].map(ScalesWord);
     let bytes = |payload, scales: ScalesWord| RowBytes { payload, scales: scales.bytes() };
@@ -161,12 +161,12 @@ pub fn other_rows(report: &FaultReport, mine: usize, theirs: usize) -> Option<Er
     })
 }
 
-/// `subject` is another here than on the rank of the report.
+/// `subject` differs between this rank and the report's.
 pub fn differs(report: &FaultReport, subject: Subject) -> Error {
     Error::usage(subject, AmongRanks::Same { rank: GroupRank::from(report.peer) })
 }
 
-/// What was waiting, if a caller asked for it.
+/// The operation that waited, if a caller asked for it.
 fn operation(op: u32) -> Option<Operation> {
     match KernelOp::from_raw(op)? {
         KernelOp::LlDispatch => Some(Operation::LlDispatch),
@@ -178,7 +178,7 @@ fn operation(op: u32) -> Option<Operation> {
     }
 }
 
-/// What else was waiting.
+/// The name of what waited otherwise.
 fn other_name(op: u32) -> String {
     match KernelOp::from_raw(op) {
         Some(KernelOp::PeerSelftest) => "peer self test".to_owned(),
@@ -191,7 +191,7 @@ pub fn op_value(op: u32) -> Value {
     operation(op).map_or_else(|| Value::Text(other_name(op)), Value::Operation)
 }
 
-/// What did not come.
+/// The name of what did not come.
 fn what_name(what: Option<Wait>) -> &'static str {
     match what {
         Some(Wait::Pattern) => "the data",

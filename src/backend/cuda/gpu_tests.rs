@@ -23,7 +23,7 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// One test at a time: an allocation in one would wait for the kernels of another.
+/// One test at a time: an allocation in one waits for the kernels of another.
 static GPU: Mutex<()> = Mutex::new(());
 
 const TIMEOUT: Duration = Duration::from_millis(300);
@@ -38,7 +38,7 @@ struct Bench {
     /// The ranks' failure marks.
     failed: [Buffer; 2],
     selftests: [Selftest; 2],
-    /// One per rank, as the kernels wait for each other.
+    /// One per rank, as the ranks' kernels wait for each other.
     streams: [Stream; 2],
     _alone: MutexGuard<'static, ()>,
 }
@@ -68,7 +68,7 @@ impl Bench {
         FaultPage::new(&self.context, Arc::new(view("aa", rank)), TIMEOUT, |_| None).unwrap()
     }
 
-    /// Rank `rank`'s part of the self test, on its stream.
+    /// Rank `rank`'s part of the self-test, on its stream.
     fn run(&self, rank: usize, faults: &FaultPage) -> Result<()> {
         let mut window = [null_mut(); MAX_PEERS];
         for (peer, to) in window.iter_mut().take(2).enumerate() {

@@ -43,7 +43,7 @@ pub(super) struct CudaGroup {
 }
 
 impl CudaGroup {
-    /// The group as sessions see it.
+    /// The group as `session` sees it.
     pub(super) fn opened(self) -> OpenGroup {
         let mode: ByMode<Arc<dyn LlGroupBackend>, Arc<dyn HtGroupBackend>> = match &self.mode {
             ByMode::Ll(group) => ByMode::Ll(group.clone()),
@@ -54,7 +54,7 @@ impl CudaGroup {
 
     fn close_windows(&self, windows: GroupWindows, stream: Stream) -> Result<()> {
         self.objects.bootstrap.begin_call();
-        // Over nodes the end of the network asks for the graphs themselves.
+        // Over several nodes the network's end checks for graphs itself.
         let launches = match self.network {
             None => Graphs::Count,
             Some(_) => Graphs::DoNotCount,
@@ -62,7 +62,7 @@ impl CudaGroup {
         let left = self.leave(self.memory.context.wait_for_operations(self.timeout, stream, launches));
         let mut objects = self.objects.take_all();
         if matches!(left, Ok(End::Together { .. })) {
-            // Unlike windows they may be large, and serve nobody else.
+            // Unlike windows they may be large, and cannot be reused.
             objects.iter_mut().all(Mapped::unmap);
         }
         let mut objects: Vec<_> = objects.into_iter().map(ObjectMemory::into_windows).collect();
@@ -74,9 +74,9 @@ impl CudaGroup {
                 objects.push(windows.operations);
                 PeerWindows::release(objects, &self.objects.bootstrap, stream)
             }
-            // Only the ranks of a node know whether they meet.
+            // Only the ranks of one node know here whether all of them meet.
             Ok(End::Together { .. }) => windows.part(objects, &self.teardown),
-            // They stay allocated, as kernels of a peer may write to them.
+            // Everything stays allocated, as a peer's kernels may still write there.
             left => left.map(drop),
         }
     }
@@ -84,7 +84,7 @@ impl CudaGroup {
     /// Leaves the other ranks of the node: together with them, or at once if this rank has failed, or if its
     /// operations have not `rested`.
     fn leave(&self, rested: Result<()>) -> Result<End> {
-        // Whoever has lost an exchange has waited for a rank already, and takes part in no other.
+        // A rank that lost an exchange has already waited for another rank, and takes part in no further exchange.
         if self.group.faults.first().is_some() || self.objects.bootstrap.lost().is_some() {
             return self.teardown.leave().and(rested).map(|()| End::Broken);
         }
@@ -128,7 +128,7 @@ impl GroupBackend for CudaGroup {
     }
 
     fn take_blocks_from(&self, blocks: Arc<dyn Blocks>) {
-        // The first ones stay.
+        // The first blocks given stay.
         let _ = self.group.blocks.set(blocks);
     }
 
@@ -140,7 +140,7 @@ impl GroupBackend for CudaGroup {
             let bases = self.objects.make_of_all(Ok(Wanted::New(bytes)), Kind::Views, stream)?;
             let own = bases.get(self.objects.bootstrap.rank().index()).copied().unwrap_or_default();
             let filled = self.memory.fill(DevPtr(own), LL_SENTINEL, bytes);
-            // Nobody sends a row there before all banks are ready.
+            // Nobody sends rows there before all ranks' banks are ready.
             self.objects.bootstrap.agree(filled.map(|()| Vec::new()), 0, stream)?;
             Ok(bases)
         })

@@ -28,25 +28,25 @@ const _: () = assert!(STATE_BYTES <= 128);
 pub(super) struct GroupContext {
     pub(super) module: Module,
     pub(super) faults: Arc<FaultPage>,
-    /// The most blocks of this group that may wait for other ranks at the same time: the device's
-    /// multiprocessors, less those that are left to others.
+    /// The most blocks of this group that may wait for other ranks at the same time: the device's multiprocessors,
+    /// except those reserved for others.
     pub(super) multiprocessors: u32,
     /// Launch shapes that differ from the library's own choices, and the file that has them.
     pub(super) tuning: RwLock<Tuning>,
     tuning_file: Option<TuningFile>,
-    /// Where blocks of handles come from, if not from the library's memory.
+    /// Supplies the blocks of handles, in place of the library's memory.
     pub(super) blocks: OnceLock<Arc<dyn Blocks>>,
-    /// Whether kernels that wait for those before them may be launched before these end.
+    /// Whether kernels may be launched before the kernels that they wait for end.
     pub(super) programmatic: bool,
     /// The group's failure mark and the states of the LL channels: the words that a kernel loads first.
     state: Buffer,
     pub(super) objects: Objects,
-    // As kernels take them, since every launch does.
+    // In the kernels' form, since every launch needs them.
     peers: PeerTable,
     wait: WaitParams,
 }
 
-/// What a group keeps on the device beside its window.
+/// What a group keeps on the device besides its window.
 pub(super) struct Kept {
     state: Buffer,
     objects: Objects,
@@ -59,12 +59,12 @@ impl Kept {
     }
 }
 
-/// What bounds a group's launches, and may shape them.
+/// What bounds and shapes a group's launches.
 pub(super) struct Launches {
     /// As [`GroupContext::multiprocessors`].
     pub(super) multiprocessors: u32,
     pub(super) tuning: Tuning,
-    /// Where they are from.
+    /// The file that they were read from.
     pub(super) tuning_file: Option<TuningFile>,
     /// As [`GroupContext::programmatic`].
     pub(super) programmatic: bool,
@@ -101,8 +101,8 @@ impl GroupContext {
         })
     }
 
-    /// Reads the launch shapes again for a new handle, if those in use ask for that. They stay if their file cannot be
-    /// read.
+    /// Reads the launch shapes again for a new handle, if the file in use asks for that. They stay if the file cannot
+    /// be read.
     pub(super) fn renew_tuning(&self) {
         if let Some(file) = &self.tuning_file
             && self.tuning.read().live
@@ -155,8 +155,8 @@ impl GroupContext {
         self.window(self.rank())
     }
 
-    /// Words on the device, and what the host writes there after a failure that no kernel has seen: this rank's
-    /// mark, and, in the windows of its peers, the word about a peer that has failed.
+    /// Words on the device that the host writes after a failure that no kernel has seen: this rank's own mark, and in
+    /// its peers' windows the word that says that a peer has failed.
     pub(super) fn failure_marks(&self) -> Vec<(DevPtr, u32)> {
         let own = (self.state.data(), 1);
         let peers = (0..self.peers.ranks).filter(|&peer| peer != self.peers.rank).map(LocalRank::from);
@@ -165,12 +165,12 @@ impl GroupContext {
         std::iter::once(own).chain(announced).collect()
     }
 
-    /// Deadline and report of kernel `op`.
+    /// Deadline and fault report for kernel `op`.
     pub(super) fn wait(&self, op: KernelOp) -> WaitParams {
         WaitParams { op, ..self.wait }
     }
 
-    /// The same with the nearer deadline `left`.
+    /// The same with only `left` until the deadline.
     pub(super) fn wait_at_most(&self, left: Duration, op: KernelOp) -> WaitParams {
         WaitParams { timeout_ns: nanoseconds(left), ..self.wait(op) }
     }

@@ -1,7 +1,7 @@
 //! Opening a group on GPUs.
 //!
-//! Opening proceeds in steps that all ranks leave together: what fails on one rank fails on all, and no
-//! kernel waits for a rank that gave up before.
+//! Ranks leave each step of the opening together: a failure on one rank fails all, and no kernel waits for a rank that
+//! has given up.
 
 use crate::backend::bootstrap::Bootstrap;
 use crate::backend::cuda::driver;
@@ -34,7 +34,7 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What a mode decides about its part of the window.
+/// Each mode's plan of its part of the window.
 type Plan = ByMode<Box<LlPlan>, Box<HtPlan>>;
 
 impl Plan {
@@ -59,7 +59,7 @@ impl Plan {
         }
     }
 
-    /// Of a new group with windows of so many bytes; its launch shapes are looked at when it is asked for.
+    /// The profile of a new group with windows of this size; whether its launch shapes are tuned is determined later.
     fn profile(&self, window_bytes: usize) -> Profile {
         Profile {
             backend: "cuda",
@@ -73,7 +73,7 @@ impl Plan {
         }
     }
 
-    /// Writes what must be in a new window, whose part begins at `start`; the rest is zero.
+    /// Writes the initial content of a new window's part at `start` where it is not zero.
     fn initialise(&self, memory: &CudaMemory, start: usize) -> Result<()> {
         let Self::Ll(plan) = self else { return Ok(()) };
         plan.with_sentinel().try_for_each(|(offset, bytes)| memory.fill(DevPtr(start + offset), LL_SENTINEL, bytes))
@@ -98,7 +98,7 @@ impl Plan {
     }
 }
 
-/// What one rank decides and makes before it meets the others.
+/// What a rank decides and allocates before it meets the others.
 struct Prepared {
     module: Module,
     plan: Plan,
@@ -188,7 +188,7 @@ pub(super) fn open(
     let mode = network.as_ref().map_err(Error::clone);
     let mode = mode.and_then(|network| own.plan.open(&group, &on, network.as_ref(), start));
     if let Err(error) = agree_on(&bootstrap, &mode, stream) {
-        // By all ranks: NCCL lets those of a node wait for each other there.
+        // On all ranks: NCCL makes the ranks of a node wait for each other there.
         if let Ok(Some(network)) = &network {
             network.close();
         }
@@ -215,7 +215,7 @@ fn meet(prepared: Result<Prepared>, bootstrap: &Bootstrap, stream: Stream) -> Re
     let record = prepared.as_ref().map(|own| own.record.clone());
     let records = bootstrap.agree(record.map_err(Error::clone), GroupWindows::RECORD_BYTES, stream);
     let mut own = prepared?;
-    // Where a rank is known to have refused, none maps a window.
+    // If a rank is known to have refused, no rank maps a window.
     if records.is_ok() || bootstrap.lost().is_some() {
         own.windows.publish();
     }
@@ -242,7 +242,7 @@ fn connect(
     Ok(Some(Arc::new(network)))
 }
 
-/// The windows of this node's ranks, once this rank has mapped them.
+/// The windows of this node's ranks, mapped.
 struct Mapped {
     bases: Vec<DevPtr>,
     layout: WindowLayout,
@@ -250,7 +250,7 @@ struct Mapped {
 }
 
 impl Mapped {
-    /// Whether ranks can write to each other's windows.
+    /// Tests whether ranks can write to each other's windows.
     fn test(&self, test: &Selftest, group: &GroupContext, bootstrap: &Bootstrap, stream: Stream) -> Result<()> {
         bootstrap.within_most(|left| {
             let (peers, wait) = (group.peers(), group.wait_at_most(left, KernelOp::PeerSelftest));
@@ -259,7 +259,7 @@ impl Mapped {
         })
     }
 
-    /// Through the windows for `words`, or else those of operations.
+    /// The teardown, through the windows for `words` or else those of operations.
     fn teardown(self, words: Option<&PeerWindows>, memory: &Arc<CudaMemory>, timeout: Duration) -> Teardown {
         let own = self.view.own;
         let (bases, offset) = match words {

@@ -1,7 +1,7 @@
-//! The one list of kernels: their names, parameters and launch bounds; and what launches one.
+//! The list of all kernels: names, parameters and launch bounds; and what it takes to launch one.
 //!
-//! A kernel is named by the function that is called like it. `params/kernels.h` is made from the list
-//! (`cuda/params/build.rs`); definitions in `cuda/` have their parameters and bounds from there.
+//! Each kernel is named by the function of the same name. `params/kernels.h` is generated from the list
+//! (`cuda/params/build.rs`), and the definitions in `cuda/` take their parameters and bounds from there.
 
 use crate::backend::cuda::params::common::*;
 use crate::backend::cuda::params::ht::*;
@@ -19,7 +19,7 @@ use std::sync::Arc;
 /// A kernel whose only parameter is a `P`.
 #[derive(Clone, Copy)]
 pub struct Kernel<P> {
-    /// Its line of the list, and its number among that line's kernels.
+    /// Its line of the list, and its index among that line's kernels.
     pub(super) line: Line,
     pub(super) number: usize,
     params: PhantomData<fn(P)>,
@@ -35,7 +35,7 @@ impl<P> Kernel<P> {
     }
 }
 
-/// The number of a kernel in a line with `<T>`, by the type of the numbers that it sums or casts.
+/// The index of a kernel in a line with `<T>`, by the element type that it sums or casts.
 fn number_of(dtype: DType) -> Result<usize> {
     match dtype {
         DType::Bfloat16 => Ok(0),
@@ -55,7 +55,7 @@ macro_rules! names {
     };
 }
 
-/// What callers name a line's kernels by.
+/// The functions by which callers name a line's kernels.
 macro_rules! function {
     ($line:ident($params:ident)) => {
         pub const fn $line() -> Kernel<$params> {
@@ -76,7 +76,7 @@ macro_rules! kernels {
         pub enum Line { $($line),+ }
 
         impl Line {
-            /// All of them, each at the index of its own number.
+            /// All lines, each at the index of its number.
             pub const ALL: &[Line] = &[$(Line::$line),+];
 
             /// Names of the `extern "C"` functions.
@@ -94,8 +94,8 @@ macro_rules! kernels {
     };
 }
 
-// The parameters, the most threads of a block, how many blocks an SM is to have room for; 0 leaves it to the compiler.
-// A line with <T> is of three kernels, whose names end in _bf16, _f16 and _f32.
+// Each line: parameters, most threads of a block, blocks that an SM must have room for (0: the compiler decides). A
+// line with <T> stands for three kernels, with names ending in _bf16, _f16 and _f32.
 kernels! {
     peer_selftest(PeerSelftestParams, SELFTEST_THREADS, 0);
     replay_mark(ReplayMarkParams, REPLAY_MARK_THREADS, 0);
@@ -175,10 +175,10 @@ kernels! {
 #[derive(Clone, Copy, Debug)]
 pub struct FunctionHandle(pub(super) usize);
 
-/// The kernels' entry points, by [`Line`] and in its order.
+/// The kernels' entry points, in the order of [`Line`].
 pub type Functions = Arc<[Box<[FunctionHandle]>]>;
 
-/// How many threads run a kernel.
+/// The grid and block size of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaunchShape {
     pub blocks: u32,
@@ -207,7 +207,7 @@ mod tests {
     fn the_guide_lists_every_kernel() {
         let guide = include_str!("../../../docs/guide/profiling.md");
         for line in Line::ALL {
-            // The guide says that a name with _bf16, which is the first, may have the others.
+            // The guide says that a name with _bf16, which is the first, stands for the others.
             let name = line.names()[0];
             assert!(guide.contains(&format!("`{name}`")), "{name}");
         }

@@ -1,8 +1,8 @@
 //! The order of a group's operations on the device, across streams.
 //!
-//! Each operation of a group begins after the one before: they use the same memory, and the blocks of two might not fit
-//! on the device together. Only receive phases of staged operations are exempt. An event is recorded after every
-//! operation, as its stream may be destroyed before another one waits on it. This costs the host 0.1 to 0.4 us; a
+//! Each operation of a group begins after the previous one: they use the same memory, and the blocks of two might not
+//! fit on the device together. Only receive phases of staged operations are exempt. An event is recorded after every
+//! operation, as its stream may be destroyed before another one waits on it. That costs the host 0.1 to 0.4 us; a
 //! counter of finished blocks would take longer on the device (`docs/development/host-time.md`).
 
 use crate::backend::cuda::driver::context::{Context, Enqueued};
@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// The operations that the group has enqueued, outside of graphs and in captures.
 pub(super) struct Order(Arc<Operations<Event>>);
 
-/// What events are behind.
+/// The events that follow operations.
 pub(super) trait Events: Send {
     fn all(&self) -> impl Iterator<Item = &Event>;
 }
@@ -29,7 +29,7 @@ impl Events for Event {
     }
 }
 
-/// Operations that have one order, or several, and the ends of the last ones.
+/// Operations in one order or several, and the ends of the last ones.
 pub(super) struct Operations<T> {
     done: Mutex<T>,
     /// Set under the lock of `done`: no operation may follow.
@@ -48,7 +48,7 @@ impl<T: Events + 'static> Operations<T> {
         self.done.lock()
     }
 
-    /// Refuses an operation, under the lock, that is enqueued while another thread destroys the group.
+    /// Refuses, under the lock, an operation enqueued while another thread destroys the group.
     pub(super) fn check_open(&self) -> Result<()> {
         if self.ended.load(Ordering::Relaxed) {
             return Err(Error::usage(Subject::Group, InSequence::DestroyedMeanwhile));
@@ -62,9 +62,9 @@ impl Order {
         Ok(Self(Operations::new(context, Event::new(context)?)))
     }
 
-    /// Makes `at` wait for the previous operation. Work launched until [`Turn::end`] is the next
-    /// operation; without that call none was launched. Operations captured in one graph stay in
-    /// order, too; the caller orders the launches of graphs.
+    /// Makes `at` wait for the previous operation. Work launched until [`Turn::end`] is the next operation; without
+    /// that call none was launched. Operations captured into the same graph are ordered, too; the caller orders the
+    /// launches of graphs.
     pub(super) fn begin<'a>(&'a self, at: &'a StreamScope) -> Result<Turn<'a>> {
         let done = self.0.lock();
         self.0.check_open()?;
@@ -86,7 +86,7 @@ impl Turn<'_> {
         self.done.record(self.at)
     }
 
-    /// The same for an operation of several launches. On a partial enqueue failure, it still records what was launched.
+    /// The same for an operation of several launches. If enqueuing failed halfway, what was launched is recorded.
     pub(super) fn end_after(self, enqueued: Result<()>) -> Result<()> {
         enqueued.and(self.end())
     }

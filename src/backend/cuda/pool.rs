@@ -1,4 +1,4 @@
-//! Device memory of handles, kept for later handles, because allocating and freeing wait for the device.
+//! Pools handles' device memory for later handles, because allocating and freeing synchronize the device.
 
 use crate::backend::cuda::driver::stream::{Capture, StreamScope};
 use crate::error::Result;
@@ -12,30 +12,30 @@ pub(super) struct Pool<P> {
     entries: Mutex<Vec<Arc<Entry<P>>>>,
 }
 
-/// Memory for one routing at a time, and the graphs that use it. When one is gone is not asked: an object of the driver's
-/// that goes with it makes each launch 2.6 us longer.
+/// Memory for one routing at a time, and the graphs that use it. Whether a graph still exists is not tracked: the user
+/// object that would tell makes each launch 2.6 us longer.
 struct Entry<P> {
     memory: P,
     uses: Mutex<Vec<GraphUse>>,
 }
 
-/// A graph has operations of a handle that use the memory. Handles outlive their graphs.
+/// A graph with operations of a handle that use the memory; counts until the handle ends. Handles outlive graphs.
 struct GraphUse {
     capture: Capture,
     handle: WatchedLife,
 }
 
-/// Who asks for memory, and when.
+/// A request for memory.
 pub(super) struct Asking<'a> {
     pub(super) handle: &'a HandleLife,
-    /// Memory for operations in it.
+    /// The capture whose operations will use it.
     pub(super) capture: Option<Capture>,
-    /// Whether nothing stays there from one launch of a graph of the handle's to the next, so that all may share it.
+    /// Whether nothing stays there from one launch of a handle's graph to the next, so that its graphs may share it.
     pub(super) shares: bool,
 }
 
-/// What a routing has of a pool's memory, until all clones are dropped. Its operations may still be enqueued then, but
-/// those of the next routing run after them.
+/// A routing's memory, until all clones are dropped. Its operations may still be enqueued then, but run before those of
+/// the next routing.
 pub(super) struct Taken<P> {
     entry: Arc<Entry<P>>,
     handle: HandleLife,
@@ -68,7 +68,7 @@ impl<P> Pool<P> {
         if let Some(entry) = free(&mut self.entries.lock()) {
             return Ok(Taken { entry, handle: asking.handle.clone() });
         }
-        // A caller's allocator may do anything.
+        // Without the lock: a caller's allocator may do anything.
         let taken = Taken::apart(make()?, asking.handle);
         self.entries.lock().push(Arc::clone(&taken.entry));
         Ok(taken)
@@ -76,8 +76,8 @@ impl<P> Pool<P> {
 }
 
 impl<P> Entry<P> {
-    /// Nobody knows when graphs are launched, so what one uses serves it alone, whose operations follow each other; or
-    /// those of its handle, which follow each other, too.
+    /// Graph launches are invisible, so memory that a graph uses serves only that graph, whose operations are ordered,
+    /// or, if shared, graphs of the same handle, which are ordered, too.
     fn serves(&mut self, asking: &Asking<'_>) -> bool {
         let uses = self.uses.get_mut();
         uses.retain(|it| !it.handle.has_ended());
@@ -87,12 +87,12 @@ impl<P> Entry<P> {
 }
 
 impl<P> Taken<P> {
-    /// `memory` that no pool has.
+    /// `memory` outside any pool.
     pub(super) fn apart(memory: P, handle: &HandleLife) -> Self {
         Self { entry: Arc::new(Entry { memory, uses: Mutex::default() }), handle: handle.clone() }
     }
 
-    /// Operations at `at` use it.
+    /// Records that operations at `at` use it.
     pub(super) fn use_at(&self, at: &StreamScope) {
         if let Some(capture) = at.capture {
             self.use_in(capture);
@@ -125,7 +125,7 @@ impl<P> Deref for Taken<P> {
 mod tests {
     use super::*;
 
-    /// Takes an entry of `size` at least for `handle`.
+    /// Takes an entry of at least `size` for `handle`.
     fn take(pool: &Pool<usize>, handle: &HandleLife, capture: Option<Capture>, size: usize) -> Option<Taken<usize>> {
         take_as(pool, &Asking { handle, capture, shares: false }, size)
     }

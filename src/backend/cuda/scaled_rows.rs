@@ -1,4 +1,4 @@
-//! Rows with scales as kernels take them, and the word by which ranks agree on the scales.
+//! Rows with scales in the kernels' form, and the word with which ranks compare scales.
 
 use crate::backend::cuda::kernels::to_u32;
 use crate::backend::cuda::params::common::{ScaleView, ScaledRows, Scales};
@@ -8,7 +8,7 @@ use crate::model::scales::{Cast, ScaleForm, ScaleSource, ScaleTensor, ScaleType,
 use crate::model::tensor::DType;
 use std::ptr::null_mut;
 
-/// Rows `row` with scales `scaled`; the chunks of LL are not known here.
+/// Rows `row` with scales `scaled`; the chunks of LL are filled in elsewhere.
 pub fn scaled_rows(row: RowType, scaled: &Scaled) -> Result<ScaledRows> {
     let (form, block, from) = match &scaled.source {
         ScaleSource::Forward(from) => (Scales::Forwarded, 0, view(from)),
@@ -26,7 +26,7 @@ pub fn scaled_rows(row: RowType, scaled: &Scaled) -> Result<ScaledRows> {
     })
 }
 
-/// Rows without.
+/// Rows without scales.
 pub const NO_SCALES: ScaledRows = ScaledRows {
     payload_bytes: 0,
     scale_bytes: 0,
@@ -38,7 +38,7 @@ pub const NO_SCALES: ScaledRows = ScaledRows {
     out: NO_VIEW,
 };
 
-/// Scales that are not in a tensor.
+/// Scales outside any tensor.
 pub const NO_VIEW: ScaleView = ScaleView { data: null_mut(), expert: 0, row: 0, column: 0 };
 
 fn view(tensor: &ScaleTensor) -> ScaleView {
@@ -62,7 +62,7 @@ fn form(cast: &Cast) -> Scales {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ScalesWord(pub u32);
 
-/// The element type, and below it bytes of a row's scales.
+/// The element type is above this bit; below are the bytes of a row's scales.
 const TYPE_SHIFT: u32 = 28;
 
 const _: () = assert!((DType::LAST as u32) < 1 << (u32::BITS - TYPE_SHIFT));
@@ -79,7 +79,7 @@ impl ScalesWord {
 
     /// The word of rows with `scales`, at least one.
     pub fn new(scales: ScaleType) -> Self {
-        // A row with its scales fits the group's bound of a row, which is smaller.
+        // The group's bound on rows, which include their scales, is smaller.
         let bytes = scales.bytes().min(MOST_SCALE_BYTES) as u32;
         Self((scales.dtype as u32) << TYPE_SHIFT | bytes)
     }

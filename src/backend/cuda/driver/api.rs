@@ -1,4 +1,4 @@
-//! The table of the CUDA driver's functions, and what their results mean.
+//! The table of the CUDA driver's functions, and the meaning of their results.
 //!
 //! Types and signatures are cudarc's. Its loader is not used: it panics where a symbol is missing, may open a toolkit's
 //! stub beside the process's own libcuda, and returns codes as a Rust enum, for which a newer driver's code would be
@@ -15,10 +15,10 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 /// A `CUresult`, as a number.
 pub type Status = c_int;
 
-/// The work that was asked about has not run.
+/// The work in question has not run.
 pub const NOT_READY: Status = sys::CUresult::CUDA_ERROR_NOT_READY as Status;
 
-/// [`function_table`], plus a proof at compile time that cudarc knows the same signatures.
+/// [`function_table`], plus a compile-time proof that cudarc declares the same signatures.
 macro_rules! driver_table {
     ($( fn $name:ident($($type:ty),*); )*) => {
         function_table! {
@@ -92,7 +92,7 @@ driver_table! {
     fn cuLaunchKernelEx(*const sys::CUlaunchConfig, sys::CUfunction, *mut *mut c_void, *mut *mut c_void);
 }
 
-/// The functions, looked up and initialised once; the next call retries after a failure.
+/// The functions, looked up and initialised once; after a failure the next call tries again.
 static FUNCTIONS: OnceCell<Functions> = OnceCell::new();
 
 /// The driver's functions; an error if this process has no driver.

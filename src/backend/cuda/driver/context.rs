@@ -24,13 +24,13 @@ use std::time::{Duration, Instant};
 /// All devices that this process has used, by their contexts.
 static DEVICES: Lazy<Mutex<HashMap<ContextId, Arc<Quiescence<Key>>>>> = Lazy::new(Mutex::default);
 
-/// Operations of a group that were enqueued in an order of their own.
+/// A group's operations in one order.
 pub trait Enqueued: Works {
     /// Whether all of them have run, except those in graphs.
     fn are_over(&self) -> Result<bool>;
     /// Whether some are in graphs, whose launches the library does not see.
     fn are_captured(&self) -> bool;
-    /// Refuses all operations from now on.
+    /// Refuses all further operations.
     fn end(&self);
 }
 
@@ -42,7 +42,7 @@ pub struct Context {
     pub quiescence: Arc<Quiescence<Key>>,
     resources: OnceCell<Arc<ContextResources>>,
     enqueued: Mutex<Vec<Weak<dyn Enqueued>>>,
-    /// Operations may still run when the group is gone: nothing else may reuse its memory.
+    /// Operations may still run after the group is gone: nothing else may reuse its memory.
     poisoned: AtomicBool,
 }
 
@@ -94,12 +94,12 @@ impl Context {
         self.quiescence.is_hung()
     }
 
-    /// Frees the allocation at `address` by `free` when the device is quiescent. Until then it may serve for `key`.
+    /// Frees the allocation at `address` when the device is quiescent. Until then it may be reused for `key`.
     pub fn free_later(&self, key: Option<Key>, address: usize, free: impl FnMut(usize) + Send + 'static) {
         self.quiescence.later(key.filter(|_| !self.is_poisoned()), address, Some(self.inside(free)));
     }
 
-    /// `free` inside the context; nothing once that is gone.
+    /// `free` inside the context; does nothing once that is gone.
     fn inside(&self, mut free: impl FnMut(usize) + Send + 'static) -> Free {
         let held = Arc::clone(&self.held);
         Box::new(move |address| {
@@ -109,7 +109,7 @@ impl Context {
         })
     }
 
-    /// As [`Context::free_later`], of pages from `pinned`. They are this process's, also if the context is gone.
+    /// As [`Context::free_later`], for pages from `pinned`, which belong to the process and outlive the context.
     pub fn free_pinned_later(&self, address: usize, bytes: usize) {
         let held = Arc::clone(&self.held);
         let free = move |address| {
@@ -122,8 +122,8 @@ impl Context {
         self.quiescence.later(key, address, Some(Box::new(free)));
     }
 
-    /// Destroys what has the handle `raw`, an event or a stream: at once, or after the exchange that is hung. While
-    /// another thread frees memory, such a call would wait for that exchange.
+    /// Destroys the event or stream `raw`, at once or after the exchange that is hung: while another thread frees
+    /// memory, such a call would wait for that exchange.
     pub fn destroy(&self, raw: usize, destroy: fn(usize)) {
         if self.is_hung() {
             self.free_later(None, raw, destroy);
@@ -132,7 +132,7 @@ impl Context {
         }
     }
 
-    /// Frees the caller's memory at `data` by `free`: soon if possible, otherwise later.
+    /// Frees a caller's memory at `data` with `free`: soon if possible, otherwise later.
     pub fn free_soon(&self, data: DevPtr, free: impl FnMut(usize) + Send + 'static) {
         let (held, resources) = (Arc::clone(&self.held), self.resources().ok().cloned());
         let free_unawaited = move |address| match (held.enter_if_alive(), &resources) {
@@ -155,14 +155,14 @@ impl Context {
         }
     }
 
-    /// Keeps the allocation at `address`, for the use of `key`, as long as the process lives.
+    /// Keeps the allocation at `address`, for reuse as `key`, until the process ends.
     pub fn keep(&self, key: Key, address: usize) {
         if !self.is_poisoned() {
             self.quiescence.later(Some(key), address, None);
         }
     }
 
-    /// Calls `then` inside the context if the device is quiescent, and says whether it did.
+    /// Calls `then` inside the context if the device is quiescent; returns whether it did.
     pub fn if_quiescent(&self, then: impl FnOnce()) -> bool {
         self.enter().is_ok_and(|_entered| self.quiescence.attempt(then) == Attempt::Done)
     }
@@ -184,7 +184,7 @@ impl Context {
         self.operations().iter().any(|it| it.are_captured())
     }
 
-    /// Whether the group's operations outside of graphs have run.
+    /// Whether the group's operations outside graphs have run.
     pub fn has_rested(&self) -> Result<bool> {
         let _entered = self.enter()?;
         are_over(&self.operations(), None)
@@ -195,8 +195,8 @@ impl Context {
         enqueued.iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// Waits until the group's operations, and no others, have run; none can follow. `launches` says whether to wait for
-    /// launches of graphs, too, if the device is quiescent.
+    /// Waits until this group's operations have run; no more can be enqueued. `launches` says whether to wait for graph
+    /// launches, too, if the device is quiescent.
     pub fn wait_for_operations(&self, timeout: Duration, stream: Stream, launches: Graphs) -> Result<()> {
         let enqueued = self.operations();
         let _entered = self.enter()?;
@@ -223,7 +223,7 @@ impl Context {
             self.quiescence.mark_hung(Box::new(are_stuck));
         }
         if captured && launches == Graphs::Count {
-            // Launches of graphs may be on any stream.
+            // Graphs may have been launched on any stream.
             self.if_quiescent(|| drop(context_handle::synchronize_context()));
         }
         waited
@@ -239,23 +239,23 @@ fn are_over(enqueued: &[Arc<dyn Enqueued>], stream: Option<Stream>) -> Result<bo
     stream.map_or(Ok(true), driver::is_idle)
 }
 
-/// The resources of one context. Locked while they are made, which waits for that context's device;
-/// so each context has a lock of its own.
+/// The resources of one context. Locked while they are created, which waits for that context's device; so each context
+/// has its own lock.
 type Place = Arc<Mutex<Option<Arc<ContextResources>>>>;
 
 static PLACES: Lazy<Mutex<HashMap<ContextId, Place>>> = Lazy::new(Mutex::default);
 
 /// The resources that one context's groups share. They stay when no group is left: the driver keeps most of what a load
-/// took when it unloads (docs/development/host-time.md), so a process whose groups come and go would grow.
+/// took when it unloads (docs/development/host-time.md), so a process that repeatedly opens groups would grow.
 pub struct ContextResources {
-    /// A stream that is not ordered with any other, not even with the legacy default one. It holds
-    /// only copies that the host waits for.
+    /// A stream that is not ordered with any other, including the legacy default stream. It has only copies that the
+    /// host waits for.
     pub stream: Stream,
     kernels: Result<Functions>,
 }
 
 impl ContextResources {
-    /// The resources of the context `held`, made if there are none. If the kernels cannot be loaded, the rest is made
+    /// The resources of the context `held`, created if necessary. If the kernels cannot be loaded, the rest is created
     /// all the same, so that the other ranks can learn of it; the next group tries again.
     pub fn of(held: &Held) -> Result<Arc<Self>> {
         let place = Arc::clone(PLACES.lock().entry(held.id()).or_default());

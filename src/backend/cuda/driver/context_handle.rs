@@ -1,4 +1,4 @@
-//! A context of the driver: the calls about it, keeping it alive, entering it, and staying apart from captures there.
+//! Contexts: the driver's calls about them, keeping them alive, entering them, and not disturbing captures there.
 #![allow(unsafe_code)]
 
 use crate::backend::cuda::driver::api::{Status, call, check, functions};
@@ -13,10 +13,10 @@ const ALREADY_ENABLED: Status = sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_EN
 /// Bytes of a handle that lets another process map an allocation.
 pub const IPC_HANDLE_BYTES: usize = 64;
 
-/// What can be reused instead of being made anew.
+/// What can be reused instead of being allocated or mapped anew.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Key {
-    /// Device memory of this many bytes that no other process knows.
+    /// Device memory of this many bytes that no other process maps.
     Memory(usize),
     /// A window of this many bytes.
     Window(usize),
@@ -26,7 +26,7 @@ pub enum Key {
     Import([u8; IPC_HANDLE_BYTES]),
 }
 
-/// An identity that no other context of the process ever has: handle and number.
+/// A context's handle and number: no other context of the process ever has the same.
 pub type ContextId = (ContextHandle, u64);
 
 /// A context of one device, kept alive.
@@ -66,21 +66,21 @@ impl Held {
         Ok(Entered { pushed, this_thread: PhantomData })
     }
 
-    /// The same, or an error if the caller has destroyed the context, or reset its device. Everything in it is gone
-    /// then, and its handle may belong to another.
+    /// The same, or an error if the caller has destroyed the context or reset its device. Then everything in it is
+    /// gone, and its handle may belong to another context.
     pub fn enter_alive(&self) -> Result<Entered> {
         let entered = self.enter()?;
         if current_context_id()? == self.number { Ok(entered) } else { Err(was_reset()) }
     }
 
-    /// The same for a caller that frees something there, in whatever thread, so apart from captures.
+    /// The same for freeing something there, on any thread, so without disturbing captures.
     pub fn enter_if_alive(&self) -> Option<(Entered, ApartFromCaptures)> {
         let entered = self.enter_alive().ok()?;
         Some((entered, ApartFromCaptures::enter().ok()?))
     }
 }
 
-/// The failure of whoever needs what a context had.
+/// The failure of calls that need what was lost with a context.
 pub fn was_reset() -> Error {
     Error::new(Code::UnhandledCudaError, "the device was reset, or its context destroyed, while the group existed")
 }
@@ -88,7 +88,7 @@ pub fn was_reset() -> Error {
 impl Drop for Held {
     fn drop(&mut self) {
         if let Some(device) = self.retained {
-            // There is no remedy for a context that cannot be released.
+            // There is nothing to do about a context that cannot be released.
             let _ = release_primary(device);
         }
     }
@@ -103,7 +103,7 @@ pub struct Entered {
 }
 
 impl Entered {
-    /// The same context, which the thread stays in until both are dropped.
+    /// Enters again: the thread stays in the context until both are dropped.
     pub fn again(&self) -> Self {
         Self { pushed: false, this_thread: PhantomData }
     }
@@ -118,7 +118,7 @@ impl Drop for Entered {
     }
 }
 
-/// A context by its address, which ranks of one process exchange.
+/// A context by its address, which ranks in one process exchange.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ContextHandle(usize);
 
@@ -140,7 +140,7 @@ impl ContextHandle {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Device(pub(super) sys::CUdevice);
 
-/// The device that this process numbers `ordinal`.
+/// The device with the process's number `ordinal`.
 pub fn device(ordinal: usize) -> Result<Device> {
     let wanted =
         c_int::try_from(ordinal).map_err(|_| Error::internal(format!("device number {ordinal} is out of range")))?;
@@ -170,8 +170,8 @@ pub fn current_context() -> Result<Option<ContextHandle>> {
     Ok((!context.is_null()).then_some(ContextHandle(context as usize)))
 }
 
-/// The number of the calling thread's context, which no other of the process ever has. Handles are
-/// reused: a reset device has another context under the same handle.
+/// The number of the calling thread's context, unique in the process. Handles are not: after a reset, a device has
+/// another context with the same handle.
 fn current_context_id() -> Result<u64> {
     let mut id = 0;
     // SAFETY: writes one number; NULL stands for the current context.
@@ -209,8 +209,8 @@ pub fn enable_peer_access(peer: ContextHandle) -> Result<()> {
     if status == ALREADY_ENABLED { Ok(()) } else { check("cuCtxEnablePeerAccess", status) }
 }
 
-/// As long as this lives the calling thread may ask about events, and free, while any thread captures. Otherwise that
-/// would end a capture in the mode that is the runtime's default.
+/// While this lives, the calling thread may query events and free memory during any thread's capture. Otherwise that
+/// would invalidate captures in the runtime's default mode.
 #[derive(Debug)]
 #[must_use]
 pub struct ApartFromCaptures(c_uint);
@@ -229,7 +229,7 @@ impl Drop for ApartFromCaptures {
     }
 }
 
-/// Sets how this thread minds captures; gives how it did before.
+/// Sets this thread's capture mode; returns the previous one.
 fn exchange_mode(mode: c_uint) -> Result<c_uint> {
     let mut mode = mode;
     if let Some(exchange) = functions()?.cuThreadExchangeStreamCaptureMode {

@@ -31,7 +31,7 @@ impl Memory for CudaMemory {
         let outcome = Arc::clone(&freed);
         let free = move |address| drop(outcome.set(driver::free(DevPtr(address))));
         self.context.free_soon(data, free);
-        // An allocation that is freed later counts as freed.
+        // An allocation that is to be freed later counts as freed.
         freed.get().cloned().unwrap_or(Ok(()))
     }
 

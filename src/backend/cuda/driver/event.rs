@@ -12,13 +12,13 @@ use cudarc::driver::sys;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-/// How many captures may take turns: the marks of the most recently used ones are kept.
+/// How many captures may take turns: only the most recently used ones keep their marks.
 pub const MOST_CAPTURES: usize = 4;
-/// Number of displaced captures that are remembered, so that one that comes back is refused.
+/// How many displaced captures are remembered, so that one that comes back is refused.
 const REMEMBERED: usize = 60;
 
-/// A mark at a point of the streams' work, or of a graph's. A mark within a graph has meaning in
-/// that graph alone, so it replaces neither the mark outside nor that of another graph.
+/// A mark in the work of streams, or of a graph. A mark inside a graph means something in that graph only, so it
+/// replaces neither the mark outside nor that of another graph.
 #[derive(Debug)]
 pub struct Event {
     outside: Mark,
@@ -29,7 +29,7 @@ pub struct Event {
 }
 
 impl Event {
-    /// A new event. Waiting for it before it is recorded is no wait.
+    /// A new event. Waiting for it before it is recorded has no effect.
     pub fn new(context: &Arc<Context>) -> Result<Self> {
         Ok(Self { outside: Mark::new(context)?, inside: Inside::new(context)?, latest: None, is_in_graphs: false })
     }
@@ -50,15 +50,15 @@ impl Event {
         self.outside.is_over()
     }
 
-    /// Whether anything was marked in a graph. Whether that is still there is not asked: the object that a graph would
-    /// own for that costs each of its launches 3 us (2 H100s).
+    /// Whether anything was ever marked in a graph. Whether that graph still exists is not tracked: the user object
+    /// that would tell costs each of its launches 3 us (2 H100s).
     pub fn is_in_graphs(&self) -> bool {
         self.is_in_graphs
     }
 
-    /// Makes the stream wait for the marked work, and says whether it does. No wait is possible
-    /// between different graphs, or between the inside and the outside of one: there the caller
-    /// orders the launches of graphs. Refuses a capture whose mark is lost.
+    /// Makes the stream wait for the marked work; returns whether it does. No wait is possible between different
+    /// graphs, or between the inside and the outside of one: there the caller orders the launches. Refuses a capture
+    /// whose mark is lost.
     pub fn hold(&self, at: &StreamScope) -> Result<bool> {
         match at.capture {
             None => self.outside.hold(at).map(|()| true),
@@ -66,7 +66,7 @@ impl Event {
         }
     }
 
-    /// The same for work that is meaningless without that order.
+    /// The same for work that needs that order.
     pub fn hold_or_refuse(&self, at: &StreamScope) -> Result<()> {
         if at.capture == self.latest {
             return self.hold(at).map(drop);
@@ -75,8 +75,8 @@ impl Event {
     }
 }
 
-/// The last mark in each of the captures that take turns. The end of a capture is not reported, so
-/// its place is reused when another capture needs one.
+/// The last mark in each of the captures that take turns. The end of a capture is not reported, so its place is reused
+/// when another capture needs one.
 #[derive(Debug)]
 struct Inside {
     kept: [Kept; MOST_CAPTURES],
@@ -140,11 +140,11 @@ impl Inside {
     }
 }
 
-/// One of the driver's events, without timing: a point of a stream's work that others can wait for. The calling thread
-/// is inside the context.
+/// A driver event without timing: a point in a stream's work that others can wait for. The calling thread is inside the
+/// context.
 ///
-/// By itself it serves where each wait is enqueued in the call that records it, or later in the same operation. Then
-/// marks of an operation in a graph have a meaning there, and none outlives its operation.
+/// It may be used directly if each wait is enqueued in the call that records it, or later in the same operation: then
+/// marks inside a graph are only used there, and none outlives its operation.
 #[derive(Debug)]
 pub struct DriverEvent {
     context: Arc<Context>,
@@ -170,7 +170,7 @@ impl DriverEvent {
         unsafe { call!(cuEventRecord(self.raw, raw_stream(stream))) }
     }
 
-    /// Makes `stream` wait for the marked work; if that is part of a graph, `stream` now is, too.
+    /// Makes `stream` wait for the marked work; if that is captured, `stream` joins the capture.
     pub fn hold(&self, stream: Stream) -> Result<()> {
         // SAFETY: as for recording.
         unsafe { call!(cuStreamWaitEvent(raw_stream(stream), self.raw, 0)) }
@@ -228,8 +228,8 @@ impl Mark {
         Ok(())
     }
 
-    /// On one stream no wait is needed. Where the stream is not known, mainly in graphs, the wait
-    /// is enqueued and costs the device nothing (`docs/development/host-time.md`).
+    /// On the same stream no wait is needed. If the stream is unknown, mainly in graphs, the wait is enqueued and costs
+    /// the device nothing (`docs/development/host-time.md`).
     fn hold(&self, at: &StreamScope) -> Result<()> {
         if at.id.is_some() && at.id == self.on { Ok(()) } else { self.event.hold(at.stream) }
     }

@@ -1,4 +1,4 @@
-//! Memory that other processes map: whole allocations, and memory that was put together of pieces (`cuMemMap`).
+//! Memory that other processes map: whole allocations, and memory composed of pieces (`cuMemMap`).
 #![allow(unsafe_code)]
 
 use crate::backend::cuda::driver::allocation_of;
@@ -13,7 +13,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 const DESCRIPTOR: sys::CUmemAllocationHandleType =
     sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
-/// A piece of memory, which lives at least as long as this.
+/// A reference to a piece of physical memory, which keeps it alive.
 #[derive(Debug)]
 pub struct Piece {
     handle: sys::CUmemGenericAllocationHandle,
@@ -22,13 +22,13 @@ pub struct Piece {
 
 impl Drop for Piece {
     fn drop(&mut self) {
-        // SAFETY: this has one reference. There is no remedy for one that cannot be given up.
+        // SAFETY: this has one reference. A failure to release it cannot be handled.
         let _ = functions().map(|functions| unsafe { (functions.cuMemRelease)(self.handle) });
     }
 }
 
 impl Piece {
-    /// Where the piece that is mapped at `data` begins, and the piece; an error if none is.
+    /// The piece that is mapped at `data`, and where it begins; an error if none is.
     fn at(data: DevPtr) -> Result<(DevPtr, Self)> {
         let mut handle = 0;
         // SAFETY: writes one handle; the driver knows its mappings and refuses other addresses.
@@ -39,13 +39,13 @@ impl Piece {
         Ok((begin, piece))
     }
 
-    /// The pieces that have the `bytes` from `data` on, and where the first begins.
+    /// The pieces that make up the `bytes` from `data` on, and where the first begins.
     pub fn all(data: DevPtr, bytes: usize) -> Result<(DevPtr, Vec<Self>)> {
         let (begin, first) = Self::at(data)?;
         let mut end = begin.0 + first.bytes;
         let mut pieces = vec![first];
         while end < data.0 + bytes {
-            // What is behind them may be nothing, or of another kind.
+            // There may be nothing behind them, or memory of another kind.
             let Ok((next, piece)) = Self::at(DevPtr(end)) else { break };
             if next.0 != end || piece.bytes == 0 {
                 break;
@@ -56,7 +56,7 @@ impl Piece {
         Ok((begin, pieces))
     }
 
-    /// A descriptor by which another process has it, too.
+    /// A descriptor with which another process can import the piece.
     pub fn export(&self) -> Result<OwnedFd> {
         let mut descriptor: c_int = -1;
         // SAFETY: writes one descriptor, as the kind says.
@@ -80,7 +80,7 @@ impl Piece {
     }
 }
 
-/// A mapping of pieces for the current context's device alone, to be undone by [`unmap`].
+/// Maps pieces, one behind the other, for the current context's device; to be undone by [`unmap`].
 pub fn map(pieces: &[Piece]) -> Result<DevPtr> {
     let sizes: Vec<usize> = pieces.iter().map(|piece| piece.bytes).collect();
     let all = sizes.iter().sum();
@@ -115,7 +115,7 @@ pub fn unmap(base: DevPtr, sizes: &[usize]) {
     undo(base.0 as u64, sizes, sizes.iter().sum());
 }
 
-/// Unmaps what is mapped from `base` on, and gives the addresses back. There is no remedy for what fails.
+/// Unmaps everything from `base` on and frees the address range; failures cannot be handled.
 fn undo(base: u64, mapped: &[usize], reserved: usize) {
     let Ok(functions) = functions() else { return };
     let mut at = base;

@@ -1,7 +1,7 @@
 //! The embedded kernels: loaded into the current context, and their limits.
 //!
-//! All functions are resolved and on the device before a group opens. Loading is impossible while a stream is captured,
-//! or while a running kernel waits for the one to be loaded. And it waits for everything on the device.
+//! All functions are resolved and on the device before a group opens: loading is impossible while a stream is captured,
+//! or while a running kernel waits for the one to be loaded, and it synchronizes the device.
 #![allow(unsafe_code)]
 
 use crate::backend::cuda::driver::api::{Status, call, check, functions};
@@ -13,7 +13,7 @@ use cudarc::driver::sys;
 use std::ffi::{CStr, CString, c_int};
 use std::ptr::null_mut;
 
-/// What a module without a kernel of that name answers.
+/// The result for a module without a kernel of that name.
 const NOT_FOUND: Status = sys::CUresult::CUDA_ERROR_NOT_FOUND as Status;
 
 /// The entry point `name`, in whichever of `modules` has it.
@@ -33,8 +33,8 @@ fn function(modules: &[ModuleHandle], name: &CStr) -> Result<FunctionHandle> {
     Ok(FunctionHandle(function as usize))
 }
 
-/// The most threads that a block of `function` may have. Asking also brings the code to the device, which
-/// lazy loading would put off until the first launch.
+/// The most threads that a block of `function` may have. The query also loads the code onto the device, which lazy
+/// loading would otherwise delay until the first launch.
 fn most_threads(function: FunctionHandle) -> Result<u32> {
     let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK;
     let mut threads = 0;

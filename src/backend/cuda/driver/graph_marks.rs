@@ -1,8 +1,8 @@
-//! Marks that operations in graphs leave in every replay.
+//! Marks that captured operations leave in every replay.
 //!
-//! An operation begins with a kernel of one warp, which writes the time to a place in host memory, and ends with one
-//! that writes zero. So a look is a read of memory: no call of the driver that a busy device could hold up. Copies of
-//! words instead of kernels took more than three times as long (`docs/development/host-time.md`).
+//! An operation begins with a kernel of one warp that writes the time to a place in host memory, and ends with one that
+//! writes zero. So looking is a read of memory, not a driver call that a busy device could block. Copies of words took
+//! more than three times as long as these kernels (`docs/development/host-time.md`).
 
 use crate::backend::cuda::driver::api::call;
 use crate::backend::cuda::driver::context::Context;
@@ -31,14 +31,14 @@ pub fn new_replay_marks(context: &Arc<Context>, places: usize) -> Result<Option<
 /// The marks of one sequence of operations.
 struct GraphMarks {
     module: Module,
-    /// Who ends the communicator keeps them until no graph is left.
+    /// Whoever ends the communicator keeps them until no graph is left.
     places: HostPage<u64>,
     count: usize,
     in_graphs: GraphCount,
 }
 
 impl GraphMarks {
-    /// `count` places of operations that are not in graphs yet.
+    /// `count` places, without captured operations yet.
     fn new(context: &Arc<Context>, count: usize) -> Result<Self> {
         Ok(Self {
             module: Module::load(context)?,
@@ -79,22 +79,22 @@ impl ReplayMarks for GraphMarks {
     }
 }
 
-/// Nobody waits for the driver to let go.
+/// Nobody waits for the driver to call the destructor.
 const NO_SYNC: c_uint = sys::CUuserObject_flags::CU_USER_OBJECT_NO_DESTRUCTOR_SYNC as c_uint;
-/// The graph takes the one reference over.
+/// The graph takes over the only reference.
 const MOVE: c_uint = sys::CUuserObjectRetain_flags::CU_GRAPH_USER_OBJECT_MOVE as c_uint;
 
-/// A count of captured operations, each of which counts until its graphs are gone.
+/// A number of captured operations, each of which counts until its graphs are gone.
 #[derive(Debug, Default)]
 pub struct GraphCount(Arc<AtomicUsize>);
 
 impl GraphCount {
-    /// Counts an operation in the graph that `stream` is captured into. A capture that has become invalid has none; the
-    /// next launch says so.
+    /// Counts an operation in the graph that `stream` is captured into. An invalidated capture has no graph; the next
+    /// launch reports that.
     pub fn add(&self, stream: Stream) -> Result<()> {
         let Some(graph) = graph_of(stream)? else { return Ok(()) };
         let mut object = null_mut();
-        // If a call fails, it is not known what the graph has, so it counts for ever.
+        // If a call fails, it is unknown what the graph holds, so the operation counts forever.
         self.0.fetch_add(1, Ordering::SeqCst);
         let count = Arc::into_raw(Arc::clone(&self.0)) as *mut c_void;
         // SAFETY: writes one handle; `count` is a reference that `let_go` drops.

@@ -1,7 +1,7 @@
 //! Device memory of a group's GPU, and host memory that the device maps.
 //!
-//! Memory is freed when the device is quiescent (`backend::quiescence`). Fills are copies: a kernel would
-//! wait while another thread's operation holds every multiprocessor and waits for its peers.
+//! Memory is freed when the device is quiescent (`backend::quiescence`). Fills are copies: a kernel would wait while
+//! another thread's operation occupies every multiprocessor and waits for its peers.
 #![allow(unsafe_code)]
 
 use crate::backend::cuda::driver::context::Context;
@@ -26,7 +26,7 @@ const TABLE_ALIGN: usize = 256;
 
 /// Plain allocations and copies in one context.
 ///
-/// It owns no memory itself, since it outlives its group as long as tensors need it.
+/// It owns no memory, since it lives as long as tensors need it, which may be longer than its group.
 pub struct CudaMemory {
     pub context: Arc<Context>,
 }
@@ -36,7 +36,7 @@ impl CudaMemory {
         Self { context }
     }
 
-    /// Sets `bytes` at `data`, a multiple of 4, to words `word`, and waits for the copies.
+    /// Fills `bytes` at `data`, a multiple of 4, with `word`, and waits for the copies.
     pub fn fill(&self, data: DevPtr, word: u32, bytes: usize) -> Result<()> {
         let words = bytes.min(FILL_BYTES) / size_of::<u32>();
         self.repeat(data, &word.to_le_bytes().repeat(words), bytes)
@@ -47,7 +47,7 @@ impl CudaMemory {
         self.repeat(data, &vec![0; bytes.min(FILL_BYTES)], bytes)
     }
 
-    /// Writes `block` to `data` repeatedly until `bytes` are full.
+    /// Writes `block` to `data` repeatedly until `bytes` are filled.
     fn repeat(&self, data: DevPtr, block: &[u8], bytes: usize) -> Result<()> {
         (0..bytes).step_by(block.len().max(1)).try_for_each(|offset| {
             let length = block.len().min(bytes - offset);
@@ -58,11 +58,11 @@ impl CudaMemory {
 
 /// Frees device memory of the current context.
 pub fn free(address: usize) {
-    // A destroyed context has freed its memory.
+    // The memory went with its context if that was destroyed.
     let _ = driver::free(DevPtr(address));
 }
 
-/// Device memory that is freed when this is dropped, at a quiescent moment; a caller's is not.
+/// Device memory that is freed at a quiescent moment after this is dropped, unless it is a caller's.
 pub struct Buffer {
     memory: Arc<CudaMemory>,
     data: DevPtr,
@@ -87,7 +87,7 @@ impl Buffer {
         Ok(buffer)
     }
 
-    /// One with these tables in it, and where each begins.
+    /// A buffer that holds these tables, and the address of each.
     pub fn of_tables<const N: usize>(memory: &Arc<CudaMemory>, tables: [&[u32]; N]) -> Result<(Self, [DevPtr; N])> {
         let mut regions = Regions::new(TABLE_ALIGN);
         let offsets = tables.map(|table| regions.take(size_of_val(table)));
@@ -131,8 +131,8 @@ unsafe impl Record for u64 {}
 // SAFETY: numbers only; handles are numbered from 1.
 unsafe impl Record for MessageHeader {}
 
-/// Records that a kernel writes and the host reads, in pinned host memory; all zero at first. The host can read them
-/// whatever becomes of the device.
+/// Records that a kernel writes and the host reads, in pinned host memory; initially zero. The host can read them
+/// whatever happens to the device.
 #[derive(Debug)]
 pub struct HostPage<T: Record> {
     context: Arc<Context>,
@@ -175,18 +175,18 @@ impl<T: Record> HostPage<T> {
         }
     }
 
-    /// Record `index` if one of its fields, as `is_complete` sees it, says that the others are there. The device, or
-    /// the network, writes that field last or all of them at once.
+    /// Record `index`, once it is complete: the device or the network writes the field that `is_complete` looks at
+    /// last, or all fields at once.
     ///
-    /// The fields are read one by one, the one in question maybe last. So the record is read again after it.
+    /// The fields are read one by one, maybe that one last. So the record is read again after it.
     pub fn complete(&self, index: usize, is_complete: impl Fn(&T) -> bool) -> Option<T> {
         self.read(index).filter(is_complete)?;
         fence(Ordering::Acquire);
         self.read(index)
     }
 
-    /// The present content of record `index`; `None` past the end. If somebody is writing it, some fields may be old
-    /// and others new: see `complete`.
+    /// The current content of record `index`; `None` past the end. During a write some fields may be old and others
+    /// new: see `complete`.
     pub fn read(&self, index: usize) -> Option<T> {
         if index >= self.count {
             return None;

@@ -43,8 +43,8 @@ fn device_number(attribute: sys::CUdevice_attribute) -> Result<u32> {
     u32::try_from(number).map_err(|_| Error::internal(format!("device attribute {number}")))
 }
 
-/// The name of the current context's device, such as "NVIDIA H200": the identity that measurements belong to. Empty if the
-/// driver does not report it.
+/// The name of the current context's device, such as "NVIDIA H200", to which measurements belong. Empty if the driver
+/// does not report it.
 pub fn device_name() -> Result<String> {
     let Some(get) = functions()?.cuDeviceGetName else { return Ok(String::new()) };
     let mut name = [0_u8; 256];
@@ -58,13 +58,13 @@ pub fn most_shared_bytes() -> Result<u32> {
     device_number(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
 }
 
-/// Whether the current context's device launches a kernel while the one before it runs.
+/// Whether the current context's device supports launching a kernel while the one before it runs.
 pub fn launches_early() -> Result<bool> {
     Ok(device_number(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)? >= 9)
 }
 
-/// A stream that is not ordered with the legacy default one; to be destroyed once. Its kernels come before waiting blocks
-/// of the caller's: behind those of a matrix product, work between nodes would begin 5 ms late
+/// A stream that is not ordered with the legacy default stream; to be destroyed once. Its kernels take priority over
+/// waiting blocks of the caller's: behind those of a matrix product, work between nodes would begin 5 ms late
 /// (`docs/development/host-time.md`).
 pub fn create_stream() -> Result<Stream> {
     const FLAGS: c_uint = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint;
@@ -103,7 +103,7 @@ pub fn alloc(bytes: usize) -> Result<DevPtr> {
     Ok(DevPtr(address as usize))
 }
 
-/// The allocation that has the byte at `data`: where it begins, and its bytes.
+/// The begin and size of the allocation that contains the byte at `data`.
 pub fn allocation_of(data: DevPtr) -> Result<(DevPtr, usize)> {
     let (mut begin, mut bytes) = (0, 0);
     // SAFETY: writes an address and a number; the driver knows its allocations and refuses other addresses.
@@ -111,7 +111,7 @@ pub fn allocation_of(data: DevPtr) -> Result<(DevPtr, usize)> {
     Ok((DevPtr(begin as usize), bytes))
 }
 
-/// Frees device memory when `stream` comes to it. Unlike [`free`] it waits for nothing, not even for the work of other
+/// Frees device memory in the order of `stream`. Unlike [`free`] it waits for nothing, not even for the work of other
 /// streams on that memory (`bench/blocking_calls.cu`).
 pub fn free_unawaited(data: DevPtr, stream: Stream) -> Result<()> {
     // SAFETY: the driver knows its allocations and refuses other addresses.
@@ -150,7 +150,7 @@ pub fn download(to: &mut [u8], from: DevPtr, stream: Stream) -> Result<()> {
     synchronize_stream(stream)
 }
 
-/// The same for `count` words from there.
+/// The same for `count` words.
 pub fn download_words(count: usize, from: DevPtr, stream: Stream) -> Result<Vec<u32>> {
     let mut bytes = vec![0; count * size_of::<u32>()];
     download(&mut bytes, from, stream)?;

@@ -1,4 +1,4 @@
-//! The kernels as one group launches them.
+//! The kernels, as a group launches them.
 #![allow(unsafe_code)]
 
 use crate::backend::cuda::driver::api::{check, functions, raw_stream};
@@ -13,10 +13,10 @@ use std::ffi::c_void;
 use std::ptr::{from_ref, null_mut};
 use std::sync::Arc;
 
-/// All kernels, ready to be launched by one group.
+/// All kernels, ready for launching by one group.
 pub struct Module {
     pub context: Arc<Context>,
-    /// The same, for each launch.
+    /// The same context, kept for each launch.
     held: Arc<Held>,
     functions: Functions,
 }
@@ -30,7 +30,7 @@ impl Module {
         })
     }
 
-    /// Inside the context, on `stream`, until the result is dropped.
+    /// Enters the context for work on `stream`, until the result is dropped.
     pub fn enter(&self, stream: Stream) -> Result<StreamScope> {
         StreamScope::enter(&self.held, stream)
     }
@@ -39,13 +39,13 @@ impl Module {
         self.launch_on(kernel, shape, params, at.stream)
     }
 
-    /// The same of a kernel that begins with `follow_grid` (`cuda/base/ptx.cuh`): it may be launched while the kernel
+    /// The same for a kernel that begins with `follow_grid` (`cuda/base/ptx.cuh`): it may be launched while the kernel
     /// before it runs.
     pub fn launch_early<P>(&self, kernel: Kernel<P>, shape: LaunchShape, params: &P, at: &StreamScope) -> Result<()> {
         self.launch_with(kernel, shape, params, at.stream, true)
     }
 
-    /// The same on a stream of our own. The calling thread is inside the context.
+    /// The same on a stream of the library's own. The calling thread is inside the context.
     pub fn launch_on<P>(&self, kernel: Kernel<P>, shape: LaunchShape, params: &P, stream: Stream) -> Result<()> {
         self.launch_with(kernel, shape, params, stream, false)
     }
@@ -65,13 +65,13 @@ impl Module {
             .map_err(|error| error.within(format_args!("kernel {}", kernel.name())))
     }
 
-    /// The entry points of the kernels of a line, in its order.
+    /// The entry points of a line's kernels, in order.
     pub fn functions_of(&self, line: Line) -> &[FunctionHandle] {
         self.functions.get(line as usize).map(AsRef::as_ref).unwrap_or_default()
     }
 }
 
-/// Enqueues a kernel whose only parameter is at `params`; `early`, it may begin before the one before it ends.
+/// Enqueues a kernel whose only parameter is at `params`; if `early`, it may begin before the one before it ends.
 ///
 /// # Safety
 /// `params` points to the parameter struct that `function` takes. The driver copies it.

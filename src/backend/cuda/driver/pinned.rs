@@ -1,7 +1,7 @@
 //! Host memory that the device maps: pages of this process, which the driver pins.
 //!
-//! Memory of `cuMemHostAlloc` is gone when the caller resets the device, and threads of the library, which cannot hear
-//! of a reset in time, read it at any moment. These pages stay; the device does not know them any more.
+//! Memory from `cuMemHostAlloc` disappears when the caller resets the device, while threads of the library, which
+//! cannot learn of a reset in time, may read it at any moment. These pages stay; only the device loses access.
 #![allow(unsafe_code)]
 
 use crate::backend::cuda::driver::api::{call, functions};
@@ -11,7 +11,7 @@ use std::ffi::{c_uint, c_void};
 use std::io;
 use std::ptr::{NonNull, null_mut};
 
-/// The pages that hold `bytes`, not zero: zeros, pinned, and mapped by every context of the process.
+/// Zeroed pages for `bytes`, not zero, pinned and mapped in every context of the process.
 pub fn allocate(bytes: usize) -> Result<NonNull<c_void>> {
     const FLAGS: c_uint = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
     let pages = map(bytes)?;
@@ -21,7 +21,7 @@ pub fn allocate(bytes: usize) -> Result<NonNull<c_void>> {
     Ok(pages)
 }
 
-/// The device of the current context, and of every other, does not reach them any more.
+/// Unpins the pages: no device can access them any more.
 pub fn unpin(address: usize) {
     if let Ok(functions) = functions() {
         // SAFETY: the driver knows what is registered, and refuses other addresses.
@@ -29,7 +29,7 @@ pub fn unpin(address: usize) {
     }
 }
 
-/// Gives pages of `bytes` back, which no device reaches any more.
+/// Unmaps pages of `bytes` that no device accesses any more.
 pub fn unmap(address: usize, bytes: usize) {
     // SAFETY: the pages are from `allocate`, whose caller gives them back once.
     unsafe { libc::munmap(address as *mut c_void, bytes) };
@@ -44,8 +44,8 @@ fn map(bytes: usize) -> Result<NonNull<c_void>> {
     if pages == libc::MAP_FAILED {
         return Err(failed());
     }
-    // A process that forks must go on with the pages that the device has. Where the system cannot promise that, forks
-    // are as they were. SAFETY: the mapping is whole and this function's.
+    // A process that forks must keep the pages that the device maps. Where the kernel cannot promise that, forks behave
+    // as usual. SAFETY: the mapping is whole and this function's.
     unsafe { libc::madvise(pages, bytes, libc::MADV_DONTFORK) };
     NonNull::new(pages).ok_or_else(failed)
 }

@@ -8,24 +8,24 @@ use crate::model::ops::Stream;
 use cudarc::driver::sys;
 use std::ptr::null_mut;
 
-/// Where a call enqueues: on a stream, inside the group's context. Entered once per call; what the
-/// call enqueues enters nothing more.
+/// Where a call enqueues: a stream, inside the group's context. Entered once per call; nothing that the call enqueues
+/// enters it again.
 #[derive(Debug)]
 pub struct StreamScope {
     pub stream: Stream,
     /// The stream's identity; `None` where the driver does not report it: before CUDA 12, and during a capture.
     pub id: Option<StreamId>,
-    /// The capture that the stream is now part of.
+    /// The capture that the stream is part of at the moment.
     pub capture: Option<Capture>,
     _entered: Entered,
 }
 
-/// A stream's identity in this process. Handles do not serve: they are reused after a stream is
-/// destroyed, and the per-thread default stream has the same one in all threads.
+/// A stream's identity in this process. Handles will not do: they are reused after a stream is destroyed, and the
+/// per-thread default stream has the same one in all threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StreamId(u64);
 
-/// One recording of work into a graph, by the number that no other one of the process has.
+/// A capture into a graph, by its number, which is unique in the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capture(u64);
 
@@ -43,7 +43,7 @@ impl StreamScope {
         let capture = capture_of(stream)?;
         let id = match capture {
             None => id_of(stream),
-            // Asking would end the capture.
+            // Asking would invalidate the capture.
             Some(_) => None,
         };
         Ok(Self { stream, id, capture, _entered })
@@ -71,12 +71,12 @@ fn id_of(stream: Stream) -> Option<StreamId> {
     (status == 0).then_some(StreamId(id))
 }
 
-/// Whether a stream of the library's own is part of a capture, be it an invalid one.
+/// Whether a stream of the library's own is part of a capture, even of an invalidated one.
 pub fn is_captured(stream: Stream) -> Result<bool> {
     capture_status(stream).map(|(status, ..)| status != NONE)
 }
 
-/// Whether a caller's stream is part of a capture, or is the default stream while one is captured that waits for it.
+/// Whether a caller's stream is captured, or is the default stream during a capture that it would have to wait for.
 pub fn is_in_the_way(stream: Stream) -> Result<bool> {
     let (asked, (status, ..)) = ask_capture(stream)?;
     if asked == IMPLICIT {
@@ -105,7 +105,7 @@ fn capture_status(stream: Stream) -> Result<CaptureInfo> {
     check(CAPTURE_INFO, asked).map(|()| info)
 }
 
-/// The driver's answer, valid if the call succeeds. No capture minds this call.
+/// The driver's answer, valid if the call succeeds. Allowed during every capture.
 fn ask_capture(stream: Stream) -> Result<(Status, CaptureInfo)> {
     let mut status = NONE;
     let mut id = 0;

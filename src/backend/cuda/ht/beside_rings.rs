@@ -1,15 +1,15 @@
-//! What windows have beside rings: for operations that make offers, and for what comes beside rows that need no ring.
+//! Regions of windows beside the rings: for operations with offers, and for what accompanies rows that need no ring.
 
 use crate::backend::cuda::params::ht_mapped::{HT_OFFER_PACKETS, HtMappedLayout};
 use crate::model::group::{GroupFacts, ROW_ALIGN};
 use crate::model::regions::Regions;
 
 const PACKET_BYTES: usize = 8;
-/// Bytes beside a row for ids and weights: of eight experts. Operations that need more use the rings.
+/// Room for ids and weights beside a row: for eight experts. Operations that need more use the rings.
 const ENTRIES_BYTES: usize = 8 * 8;
-/// For scales: such a share of the group's bound of a row.
+/// Room for scales, as a share of the group's bound on rows.
 const SCALES_OF_BOUND: usize = 64;
-/// Limit of all that comes beside rows.
+/// Limit on everything beside rows.
 const MOST_BYTES: usize = 16 << 20;
 
 /// The regions of a group on one node.

@@ -17,11 +17,10 @@ use crate::model::ids::GroupRank;
 use crate::model::scales::WireRow;
 use crate::model::tensor::DType;
 
-/// Fields from the lowest bit: 16-byte pieces of a row without its scales; low bits of the handle's
-/// number; low bits of the number of the rows' element type; a field that means something else in
-/// each operation; whether it is a combine. A combine has its columns of gradients per row in that
-/// field, and rows of three types, for which the low bits are enough. In a dispatch it says whether
-/// ids and weights travel, whether scales do, and the rest of the type.
+/// Fields from the lowest bit: 16-byte pieces of a row without its scales; low bits of the handle's number; low bits of
+/// the rows' element type; a field that depends on the operation; whether it is a combine. In a combine that field has
+/// the columns of gradients per row, and the low bits suffice for the three possible types. In a dispatch it says
+/// whether ids and weights travel, whether scales do, and the rest of the type.
 const UNITS_BITS: u32 = HT_FINGERPRINT_PAYLOAD_BITS;
 const HANDLE_SHIFT: u32 = UNITS_BITS;
 const HANDLE_BITS: u32 = 5;
@@ -48,8 +47,7 @@ pub const MOST_ROW_BYTES: usize = ((1 << UNITS_BITS) - 1) * ROW_ALIGN;
 pub struct HtFingerprint(pub u32);
 
 impl HtFingerprint {
-    /// The word of an operation of `kind` on rows `row`, at most `MOST_ROW_BYTES` long, without a
-    /// handle.
+    /// The word of an operation of `kind` on rows `row`, at most `MOST_ROW_BYTES` long, without a handle.
     pub fn new(kind: HtKind, row: WireRow) -> Result<Self> {
         let units = to_u32(row.payload.bytes() / ROW_ALIGN)?;
         let dtype = row.payload.dtype as u32;
@@ -70,7 +68,7 @@ impl HtFingerprint {
         Ok(Self(combine << COMBINE_SHIFT | field << COLUMNS_SHIFT | low_type(dtype) << TYPE_SHIFT | units))
     }
 
-    /// The same word with the handle number `handle` of the group.
+    /// The word with the group's handle number `handle`.
     pub fn of_handle(self, handle: u32) -> Self {
         let bits = handle % (1 << HANDLE_BITS);
         Self(self.0 | bits << HANDLE_SHIFT)
@@ -114,7 +112,7 @@ fn low_type(number: u32) -> u32 {
     number & ((1 << TYPE_BITS) - 1)
 }
 
-/// The failure of a report with fingerprints, or with the verdict on a handle; none of any other.
+/// The failure that a report about fingerprints, or about the verdict on a handle, describes; none for other reports.
 pub fn of_report(report: &FaultReport) -> Option<Error> {
     match Fault::from_raw(report.state)? {
         Fault::Differs => Some(other_shape(report)),
@@ -125,7 +123,7 @@ pub fn of_report(report: &FaultReport) -> Option<Error> {
     }
 }
 
-/// What two ranks do not agree on, from the fingerprints of this rank and of another.
+/// What two ranks disagree on, from this rank's fingerprint and the other's.
 fn other_shape(report: &FaultReport) -> Error {
     let (mine, theirs) = (HtFingerprint(report.expected), HtFingerprint(report.got));
     let differs = |subject| differs(report, subject);

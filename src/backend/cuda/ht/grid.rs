@@ -10,39 +10,39 @@ use crate::tuning::{Choice, Operation, Tuning, share};
 
 pub const WARP: u32 = 32;
 
-/// Blocks if the caller leaves the choice to us. How many send is said of so many.
+/// Default number of blocks. The numbers of senders below are per that many.
 const AUTO_BLOCKS: u32 = 24;
 const DISPATCH_SENDERS: u32 = 8;
-/// With two ranks, and a guess for three.
+/// With two ranks; a guess for three.
 const DISPATCH_SENDERS_OF_FEW: u32 = 9;
 const COMBINE_SENDERS: u32 = 9;
-/// From four ranks on fewer blocks than 24 balance what is sent with what is stored or summed, up to the numbers above:
-/// those fill NVLink, while few blocks are slow themselves.
+/// From four ranks on, when there are fewer than 24 blocks: the share of senders that balances sending with storing or
+/// summing, up to the numbers above. Those fill NVLink, though a few blocks alone are slow.
 const BALANCED_DISPATCH_SENDERS: u32 = 11;
 const BALANCED_COMBINE_SENDERS: u32 = 14;
-/// Up to so many blocks no more of them send than fill NVLink: of a dispatch as many as of 24, of a combine of few ranks
-/// one more. More would send faster than the others store or sum, until these are many.
+/// Up to this many blocks, the number of senders stays at what fills NVLink: in a dispatch that of 24 blocks, in a
+/// combine of few ranks one more. Further ones would send faster than the other blocks store or sum.
 const PACED_DISPATCH_BLOCKS: u32 = 63;
 const PACED_COMBINE_BLOCKS: u32 = 47;
 const PACED_COMBINE_SENDERS: u32 = 10;
-/// A guess for more than four ranks, where a combine has many blocks.
+/// A guess for combines of more than four ranks with many blocks.
 const COMBINE_SENDERS_OF_MANY: u32 = 11;
 const MANY_BLOCKS: u32 = 96;
-/// Up to so many blocks of a combine, all blocks send by so many of their warps, and receive by the others: with two
-/// ranks and a guess for three, and from four on.
+/// Up to this many blocks of a combine, every block sends with so many of its warps and receives with the others: with
+/// two ranks (a guess for three), and from four on.
 const MIXED_BLOCKS_OF_FEW: u32 = 24;
 const SEND_WARPS_OF_FEW: u32 = 3;
 const MIXED_BLOCKS: u32 = 16;
 const SEND_WARPS: u32 = 7;
-/// Blocks of a dispatch that casts of which so many send: senders take three times as long for a row as receivers.
+/// Of this many blocks of a casting dispatch so many send: a sender takes three times as long per row as a receiver.
 const CAST_BLOCKS: u32 = 18;
 const CAST_SENDERS: u32 = 13;
-/// From four ranks on, where more rows arrive.
+/// From four ranks on, as more rows arrive.
 const CAST_SENDERS_OF_FOUR: u32 = 10;
-/// From 30 on more of them gain nothing.
+/// From 30 on, more of them gain nothing.
 const MOST_CAST_SENDERS: u32 = 50;
-/// Of rows by expert: what it costs to send a row in a dispatch, where few blocks store and where memory keeps many
-/// waiting, and to send a sum in a combine, in slots that are stored or read.
+/// Rows by expert: the cost of sending a row in a dispatch, with few blocks that store and with enough to wait for
+/// memory, and of sending a sum in a combine, each in units of a slot stored or read.
 const ROW_SENT: f64 = 1.6;
 const ROW_SENT_OF_MANY: f64 = 2.8;
 const SUM_SENT: f64 = 0.6;
@@ -73,7 +73,7 @@ impl From<&HtCombine> for HtKind {
 }
 
 impl HtKind {
-    /// The most threads of a block.
+    /// The most threads per block.
     fn most_threads(self) -> u32 {
         match self {
             Self::Dispatch { .. } => HT_DISPATCH_THREADS,
@@ -88,7 +88,7 @@ impl HtKind {
         }
     }
 
-    /// A good choice with `blocks` where nothing was measured.
+    /// A good choice for `blocks` where nothing was measured.
     fn own_choice(self, ranks: usize, blocks: u32) -> Choice {
         let (senders, balanced) = match (self, ranks) {
             (Self::Dispatch { .. }, ..=3) => (DISPATCH_SENDERS_OF_FEW, DISPATCH_SENDERS_OF_FEW),
@@ -117,20 +117,20 @@ pub struct DeviceLimits {
 }
 
 impl DeviceLimits {
-    /// Most dynamic shared memory that our kernels may use.
+    /// Most dynamic shared memory available to the kernels.
     pub fn dynamic_shared_bytes(&self) -> u32 {
         self.shared_bytes.saturating_sub(HT_STATIC_SHARED_BYTES)
     }
 }
 
-/// The blocks that the caller grants to a kernel: two for each channel. `None`: the choice is ours.
+/// The blocks that the caller grants to a kernel: two per channel. `None`: the library chooses.
 pub fn granted_blocks(facts: &GroupFacts) -> Option<u32> {
     let blocks = |channels: usize| u32::try_from(2 * channels).unwrap_or(u32::MAX);
     facts.channels.map(blocks)
 }
 
-/// The blocks of operations on rows that lie by expert. Where the caller leaves the choice to us all SMs take part, as a
-/// rank stores, or sums, several times what crosses NVLink.
+/// The blocks of operations on rows by expert. If the library chooses, all SMs take part, as a rank stores or sums
+/// several times what crosses NVLink.
 pub fn blocks_of_zones(facts: &GroupFacts, device: DeviceLimits) -> u32 {
     granted_blocks(facts).unwrap_or(u32::MAX).min(device.multiprocessors).max(2)
 }
@@ -148,9 +148,9 @@ pub struct Grid {
 }
 
 impl Grid {
-    /// The grid of an operation on this rank's `tokens`: the measured one if there is one, else our
-    /// own choice. A channel that the caller grants is two blocks: at most that many. Combines of four ranks lose by
-    /// more than our own number, but where expert ranks sum zones: 24, 32 and 132 blocks take 492, 528 and 510 us.
+    /// The grid of an operation on this rank's `tokens`: the measured one if there is one, else the library's choice.
+    /// Granted channels, two blocks each, are an upper limit. Combines of four ranks get slower with more than the
+    /// library's own number, unless expert ranks sum zones: 24, 32 and 132 blocks take 492, 528 and 510 us.
     pub fn new(facts: &GroupFacts, tuning: &Tuning, kind: HtKind, tokens: usize, device: DeviceLimits) -> Self {
         // A rank without tokens may still receive many.
         let work = if tokens == 0 { facts.max_tokens } else { Some(tokens) };
@@ -176,11 +176,11 @@ impl Grid {
         Self { blocks, send_blocks, warps: (choice.threads.min(own.threads) / WARP).max(LEAST_WARPS), mixes }
     }
 
-    /// Grid of `blocks` for an operation on rows that lie by expert, for tokens with `top_k` experts each, whatever was
-    /// measured: measurements are of rows that lie flat.
+    /// The grid of `blocks` for an operation on rows by expert, for tokens with `top_k` experts each. Ignores
+    /// measurements, which are of flat rows.
     pub fn of_zones(facts: &GroupFacts, kind: HtKind, top_k: usize, blocks: u32) -> Self {
         let (ranks, slots) = (facts.ranks as f64, top_k as f64);
-        // Of a token: rows on all ranks, and those that are sent.
+        // Per token: rows on all ranks, and those that are sent.
         let rows = ranks * (1.0 - (1.0 - 1.0 / ranks).powf(slots));
         let sent = rows * (1.0 - 1.0 / ranks);
         let row_sent = if blocks < MANY_BLOCKS { ROW_SENT } else { ROW_SENT_OF_MANY };
@@ -200,7 +200,7 @@ impl Grid {
         }
     }
 
-    /// This grid as a call of this kind wants it. What the call leaves open is as here.
+    /// This grid with the changes that a call of this kind asks for.
     pub fn asked(self, launch: Launch, kind: HtKind) -> Self {
         if launch.is_own() {
             return self;
@@ -227,7 +227,7 @@ impl Grid {
         }
     }
 
-    /// How many warps of each block send while others receive; `None`: `send_blocks` does.
+    /// How many warps of each block send while the others receive; `None`: `send_blocks` applies.
     pub fn send_warps(&self, ranks: usize) -> Option<u32> {
         match ranks {
             2..4 if self.mixes && self.blocks <= MIXED_BLOCKS_OF_FEW => Some(SEND_WARPS_OF_FEW),
@@ -236,11 +236,11 @@ impl Grid {
         }
     }
 
-    /// This grid where senders cast, also what stays on this rank, whatever was measured: measurements are of rows that are
-    /// sent as they are.
+    /// The grid if senders cast, including rows that stay on this rank. Ignores measurements, which are of rows sent as
+    /// they are.
     pub fn of_casts(self, ranks: usize) -> Self {
         let part = if ranks < 4 { CAST_SENDERS } else { CAST_SENDERS_OF_FOUR };
-        // To the nearest number.
+        // Rounded to nearest.
         let senders = (self.blocks * part + CAST_BLOCKS / 2) / CAST_BLOCKS;
         Self { send_blocks: senders.clamp(1, (self.blocks - 1).min(MOST_CAST_SENDERS)), ..self }
     }

@@ -33,28 +33,28 @@ use std::time::{Duration, Instant};
 /// An HT handle. The results of its creation stay on the device.
 pub struct CudaHt {
     pub group: Arc<HtShared>,
-    /// `None` if it was opened again.
+    /// `None` if it was reopened.
     pub memory: Option<Taken<HandleMemory>>,
     pub block: DevPtr,
     pub sections: HtSections,
-    /// Of a block in a caller's memory.
+    /// For a block in a caller's memory.
     pub header: Option<GivenHeader>,
     pub grids: HandleGrids,
-    /// Its ids are those that operations read: the caller's, or a copy that the handle keeps.
+    /// Its ids are those that operations read: the caller's, or the copy that the handle keeps.
     pub routing: Routing,
-    /// The caller's.
+    /// The caller's ids.
     pub given_ids: Numbers,
     /// Ids per token, in the kernels' integer type.
     pub top_k: u32,
     pub counter: Option<DevPtr>,
     pub counters: RoutingCounters,
     pub epoch: u32,
-    /// When somebody has asked for the number of rows first.
+    /// When the number of rows was first asked for.
     pub asked: OnceCell<Instant>,
 }
 
 impl CudaHt {
-    /// What the kernel that routes tells the caller: all, unless one behind it does.
+    /// What the routing kernel reports to the caller: everything, unless a later kernel does.
     pub fn told_at_once(&self) -> HtTold {
         let form = &self.routing.form;
         let rows = self.counter.map(|data| Numbers { data, width: IntWidth::Bits32 });
@@ -63,8 +63,8 @@ impl CudaHt {
         kept::told(if is_all { &self.counters } else { &of_rows }, None)
     }
 
-    /// Enqueues what follows the kernel that has filled `block`: where rows lie by expert or which are dropped, and the
-    /// header in a caller's memory.
+    /// Enqueues what follows the kernel that has filled `block`: finding slots if rows lie by expert, dropping rows,
+    /// and writing the header in a caller's memory.
     pub fn conclude(&self, block: &HtHandleMemory, at: &StreamScope) -> Result<()> {
         let context = &self.group.context;
         match (self.zones()?, self.routing.form.most_rows) {
@@ -82,13 +82,13 @@ impl CudaHt {
         Told { rows: self.rows_of(block), counts: block.counts, counters, zones }
     }
 
-    /// Where the number of rows is that come.
+    /// The address of the number of received rows.
     pub fn rows_of(&self, block: &HtHandleMemory) -> *const u32 {
         block.begins.wrapping_add(self.group.context.peers().ranks as usize)
     }
 
-    /// The result of the exchange, once it is there: the number of rows that this rank receives, or
-    /// why nothing runs on the handle.
+    /// The result of the exchange, once it has arrived: the number of rows that this rank receives, or why nothing runs
+    /// on the handle.
     fn received(&self) -> Result<Option<u32>> {
         let page = self.memory.as_ref().map(|memory| &memory.received);
         let seen = page.and_then(|page| page.complete(0, |it| it.epoch == self.epoch));
@@ -101,8 +101,8 @@ impl CudaHt {
         }
     }
 
-    /// The number that an operation's fingerprint has: none for blocks that may be opened again, as only the device
-    /// knows it there. So ranks must agree on where their blocks are.
+    /// The handle's number in an operation's fingerprint: zero for blocks that may be reopened, whose number only the
+    /// device knows. So ranks must agree on whose memory their blocks are in.
     fn number(&self) -> u32 {
         match self.header {
             None => self.epoch,
@@ -115,7 +115,7 @@ impl CudaHt {
         Ok(block_at(self.block, &self.sections, tokens, self.top_k))
     }
 
-    /// Enqueues `kernel`, which is operation `op`, and what `after` does; in a caller's memory behind a look at the
+    /// Enqueues `kernel` for operation `op`, then what `after` does; in a caller's memory behind a comparison of the
     /// header.
     pub fn enqueue<P>(
         &self,
@@ -139,7 +139,7 @@ impl CudaHt {
         turn.end_after(compared.and_then(|()| launch()).and_then(|()| after()))
     }
 
-    // Apart as well.
+    // Out of line, too.
     #[inline(never)]
     fn dispatch_by_expert(
         &self,
@@ -162,7 +162,7 @@ impl CudaHt {
         self.enqueue(kind, kernel, shape, &params, at, after)
     }
 
-    // Apart, so that rows without scales do not pay for it.
+    // Out of line, so that rows without scales do not pay for it.
     #[inline(never)]
     fn dispatch_scaled(
         &self,
@@ -240,7 +240,7 @@ impl HtBackend for CudaHt {
         (self.group).add_counts(counts, totals, &self.group.enter(stream)?)
     }
 
-    /// Waits for the kernel that computes it, if need be.
+    /// Waits for the kernel that computes the number, if need be.
     fn num_recv_tokens(&self, within: Duration) -> Result<Option<usize>> {
         let page = &self.memory.as_ref().ok_or_else(opened_again)?.received;
         let slots = || page.complete(SLOTS_OF_PAGE, |it| it.epoch == self.epoch).map(|it| it.value);
@@ -267,26 +267,26 @@ impl HtBackend for CudaHt {
     }
 }
 
-/// What the library has of a handle's memory: the block, unless that is in a caller's, and the page.
+/// The library's part of a handle's memory: the block, unless it is in a caller's memory, and the page.
 pub struct HandleMemory {
     buffer: Option<Buffer>,
     bytes: usize,
     pub received: HostPage<HtCount>,
 }
 
-/// Of rows; and of slots, where rows lie by expert.
+/// The number of rows, and the number of slots if rows lie by expert.
 const COUNTS: usize = 2;
 pub const SLOTS_OF_PAGE: usize = 1;
 
 impl HandleMemory {
-    /// Allocates `bytes` for a block, none for one elsewhere, and the page.
+    /// Allocates a block of `bytes`, 0 if it is elsewhere, and the page.
     pub fn new(group: &GroupContext, memory: &Arc<CudaMemory>, bytes: usize) -> Result<Self> {
         let received = HostPage::new(&memory.context, COUNTS)?;
         let buffer = (bytes > 0).then(|| group.block(memory, bytes)).transpose()?;
         Ok(Self { buffer, bytes, received })
     }
 
-    /// The excess of this memory over `bytes`; `None` if it is too small, or has a block that nobody would use.
+    /// How much this memory exceeds `bytes`; `None` if it is too small, or has a block that would be unused.
     pub fn waste(&self, bytes: usize) -> Option<usize> {
         let fits = (bytes > 0) == self.buffer.is_some();
         self.bytes.checked_sub(bytes).filter(|_| fits)
@@ -298,7 +298,7 @@ impl HandleMemory {
     }
 }
 
-/// The block at `block` as a kernel parameter.
+/// The block at `block` as kernel parameters.
 pub fn block_at(block: DevPtr, sections: &HtSections, tokens: u32, top_k: u32) -> HtHandleMemory {
     let at = |offset: usize| block.0 + offset;
     HtHandleMemory {

@@ -1,4 +1,4 @@
-//! What handles that keep their ids have beside the others: numbers of any width, gradients by k.
+//! What only handles that keep their ids have: numbers of any width, gradients by k.
 
 use crate::backend::cuda::auxiliary::IdCopy;
 use crate::backend::cuda::driver::stream::StreamScope;
@@ -12,11 +12,11 @@ use crate::error::Result;
 use crate::model::ops::{HtCombine, HtDispatch, IntWidth, Numbers, Routing, RoutingCounters};
 use std::ptr::null_mut;
 
-/// Tokens of a block of `ht_by_k`, a warp for each.
+/// Tokens per block of `ht_by_k`, a warp for each.
 const BLOCK_TOKENS: usize = HT_BY_K_THREADS as usize / 32;
 const MOST_BLOCKS: usize = 512;
 
-/// What is told, of a handle.
+/// What a routing reports about a handle.
 pub struct Told<'a> {
     /// The number of received rows, or `HT_DISAGREED`.
     pub rows: *const u32,
@@ -27,7 +27,7 @@ pub struct Told<'a> {
     pub zones: Option<HtZones>,
 }
 
-/// Enqueues what a routing tells its caller, behind it.
+/// Enqueues the report of a routing to its caller, behind the routing.
 pub fn tell(group: &HtShared, told: &Told<'_>, at: &StreamScope) -> Result<()> {
     let Told { rows, counts, counters, zones } = *told;
     if *counters == RoutingCounters::default() {
@@ -44,7 +44,7 @@ pub fn tell(group: &HtShared, told: &Told<'_>, at: &StreamScope) -> Result<()> {
     group.context.module.launch(kernels::ht_counters(), shape, &params, at)
 }
 
-/// The same as kernels see it; with zones a page of the host gets the number of slots, with the handle's.
+/// The same in the kernels' form; with zones a page of host memory gets the number of slots, with the handle's number.
 pub fn told(counters: &RoutingCounters, page: Option<(*mut HtCount, u32)>) -> HtTold {
     let (page, epoch) = page.unwrap_or((null_mut(), 0));
     HtTold {
@@ -59,7 +59,7 @@ pub fn told(counters: &RoutingCounters, page: Option<(*mut HtCount, u32)>) -> Ht
 const NO_ZONES: HtZones =
     HtZones { slots: null_mut(), begins: null_mut(), most_slots: 0, limit: 0, alignment: 0, experts: 0 };
 
-/// Enqueues that the ids that a dispatch has delivered count from where its caller counts, behind it.
+/// Enqueues rebasing the ids that a dispatch has delivered to the caller's numbering, behind the dispatch.
 pub fn move_ids(group: &HtShared, op: &HtDispatch, top_k: u32, at: &StreamScope) -> Result<()> {
     let Some(out) = op.routing_out.filter(|_| op.first_id > 0) else {
         return Ok(());
@@ -76,7 +76,7 @@ fn numbers(given: Option<Numbers>) -> HtNumbers {
     })
 }
 
-/// Enqueues that the gradients of a combine go where its tokens' ids are, those of `routing`, behind it.
+/// Enqueues moving the gradients of a combine to the positions of their ids in `routing`, behind the combine.
 pub fn order_gradients(group: &HtShared, op: &HtCombine, routing: &Routing, at: &StreamScope) -> Result<()> {
     let Some(gradients) = op.gradients.filter(|it| it.by_k && routing.tokens > 0) else {
         return Ok(());

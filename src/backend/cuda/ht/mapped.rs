@@ -1,6 +1,6 @@
-//! Operations that make offers, as the group has memory that peers map (`cuda/ht/offers.cuh`): what their kernels need
-//! beside the parameters of those that use rings alone, and how rows pass through shared memory where they go
-//! straight. Pure functions, but for what the group keeps.
+//! Operations that make offers, because the group has memory that peers map (`cuda/ht/offers.cuh`): their kernels'
+//! additional parameters, and how rows that bypass the rings pass through shared memory. Pure functions, except for
+//! what the group keeps.
 
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::ht::grid::WARP;
@@ -22,39 +22,39 @@ use crate::model::scales::WireRow;
 
 const _: () = assert!(MAX_OBJECTS == HT_MAX_OBJECTS as usize && OBJECT_ALIGN == HT_OFFER_UNIT as u64);
 
-/// Parts of rows that senders move are at most so long.
+/// Senders move rows in parts of at most this size.
 const MOST_PART_BYTES: usize = 16 << 10;
-/// The warps of a block that send have so many bytes of them in each stage. Three stages are faster than two for few
-/// blocks, and for long rows unless there are very many.
+/// Bytes that a block's sending warps together have in each stage. Three stages are faster than two for few blocks, and
+/// for long rows unless there are very many blocks.
 const SENT_BYTES: usize = 28 << 10;
 const MOST_SENDERS: usize = 8;
 const LONG_PART_BYTES: usize = 8 << 10;
-/// So many blocks saturate NVLink; if more send they are slower, until there are very many.
+/// This many blocks saturate NVLink; with more it gets slower, until there are very many.
 const SEND_BLOCKS: u32 = 16;
 const MANY_BLOCKS: u32 = 96;
-/// Of more than those 16 some share a pair of SMs, so warps take tokens as they go. They wait for these now and then, so
-/// a few more blocks send, and from this number of blocks on, in which others do more of what is left, two more.
+/// With more than 16 blocks some share a pair of SMs, so warps take tokens dynamically, which makes them wait at times:
+/// a few more blocks send, and two more still from this many blocks on, where the others do more of the remaining work.
 const SEND_BLOCKS_OF_MORE: u32 = 18;
 const BLOCKS_TO_HELP: u32 = 28;
 const SEND_BLOCKS_WITH_HELP: u32 = 20;
-/// From four ranks on never more than these send.
+/// From four ranks on, at most this many send.
 const SEND_BLOCKS_OF_FOUR: u32 = 48;
-/// Up to so many blocks senders store rows that stay on their rank, too.
+/// Up to this many blocks senders also store the rows that stay on their rank.
 const FEW_BLOCKS: u32 = 12;
-/// Warps that sum, and the share of a row that each takes at a time. Parts are at least so long, or the row.
+/// Warps that sum, and the share of a row that each takes at a time. Parts have this size at least, or are the row.
 const PULL_WARPS: u32 = 15;
 const PULL_PARTS: usize = 4;
 const LEAST_PART_BYTES: usize = 512;
-/// With more rows of a token in shared memory, one stage has to do.
+/// With more rows of a token in shared memory, there is room for one stage only.
 const ROWS_OF_TWO_STAGES: usize = 4;
-/// Up to so many blocks a pull is faster than rings; beyond, they store faster than homes load.
+/// Up to this many blocks a pull is faster than rings; beyond, ring senders store faster than homes load.
 const MOST_PULL_BLOCKS: u32 = MANY_BLOCKS - 1;
-/// With four ranks, and a guess for more.
+/// With four ranks; a guess for more.
 const MOST_PULL_BLOCKS_OF_FOUR: u32 = 20;
-/// From so many ranks on it always is.
+/// From this many ranks on, a pull is always faster.
 const PULL_RANKS: usize = 8;
 
-/// Which tensor an operation offers, if any, and what comes beside its rows.
+/// The tensor that an operation offers, if any, and what accompanies its rows.
 #[derive(Clone, Copy, Debug)]
 pub struct Offer {
     place: Option<Place>,
@@ -63,7 +63,7 @@ pub struct Offer {
 }
 
 impl Offer {
-    /// The output of a dispatch. Rows that are cast go through rings.
+    /// The output of a dispatch. Cast rows go through rings.
     pub fn of_dispatch(group: &HtShared, op: &HtDispatch, launch: &HtLaunch) -> Self {
         let WireRow { payload, scales } = op.wire();
         let row_bytes = payload.bytes();
@@ -75,7 +75,7 @@ impl Offer {
         Self { place, row_bytes, side_row_bytes: scale_bytes + launch.shape.tail_bytes as usize }
     }
 
-    /// The input of a combine. Gradients go through rings, and so do rows where these are faster.
+    /// The input of a combine. Gradients go through rings, and so do rows where that is faster.
     pub fn of_combine(group: &HtShared, op: &HtCombine, launch: &HtLaunch) -> Self {
         let row_bytes = op.row.bytes();
         let wanted = match op.way {
@@ -88,7 +88,7 @@ impl Offer {
     }
 }
 
-/// Where these rows lie, if peers can reach them. No rows can lie anywhere.
+/// Where these rows lie, if peers can reach them; an empty tensor may lie anywhere.
 fn place_of(group: &HtShared, rows: Rows, row_bytes: usize) -> Option<Place> {
     if rows.rows == 0 {
         return Some(Place { object: 0, offset: 0 });
@@ -116,7 +116,7 @@ pub struct Staged {
 }
 
 impl Staged {
-    /// Of a dispatch among `ranks` with this launch, as was fastest of all that are possible
+    /// For a dispatch among `ranks` with this launch: the fastest of all possible settings
     /// (docs/development/high-throughput.md).
     pub fn of_dispatch(ranks: usize, row_bytes: usize, launch: &HtLaunch) -> Result<Self> {
         let LaunchShape { blocks, threads, .. } = launch.launch;
@@ -131,7 +131,7 @@ impl Staged {
         };
         Ok(Self {
             blocks: senders,
-            // One warp at least does all else.
+            // At least one warp does everything else.
             warps: warps.min(threads / WARP - 1),
             stages: match blocks {
                 ..=FEW_BLOCKS => 3,
@@ -145,7 +145,7 @@ impl Staged {
         })
     }
 
-    /// Of a combine with this launch, whose tokens have rows on at most `rows` ranks, in `shared_bytes`.
+    /// For a combine with this launch, whose tokens have rows on at most `rows` ranks, in `shared_bytes`.
     pub fn of_combine(row_bytes: usize, launch: &HtLaunch, rows: usize, shared_bytes: u32) -> Self {
         // A token without ids has no rows.
         let rows = rows.max(1);
@@ -166,7 +166,7 @@ impl Staged {
         }
     }
 
-    /// The launch with room for both ways.
+    /// The launch with enough shared memory for both ways.
     pub fn launch(&self, launch: LaunchShape) -> Result<LaunchShape> {
         let own = (self.warps * self.stages) as usize * self.stage_bytes;
         let bytes = HT_MAPPED_SHARED_BYTES + to_u32(own)?;
@@ -174,12 +174,12 @@ impl Staged {
     }
 }
 
-/// `whole`, not 0, in at most `parts` parts of a size that is a multiple of 16, all but the last of the same.
+/// The size of at most `parts` equal parts of `whole`, not 0: a multiple of 16; the last part may be smaller.
 fn even_parts(whole: usize, parts: usize) -> usize {
     whole.div_ceil(parts).next_multiple_of(ROW_ALIGN)
 }
 
-/// What a kernel with offers needs beside the others' parameters.
+/// The additional parameters of a kernel with offers.
 pub fn mapped(group: &HtShared, offer: &Offer, launch: &HtLaunch, staged: &Staged) -> Result<HtMapped> {
     let objects = &group.context.objects;
     debug_assert!(staged.warps <= HT_MAPPED_WARPS && staged.stages <= HT_MAPPED_STAGES);
@@ -204,14 +204,14 @@ pub fn mapped(group: &HtShared, offer: &Offer, launch: &HtLaunch, staged: &Stage
 }
 
 impl CudaHt {
-    /// Whether operations make offers, which all ranks know alike.
+    /// Whether operations make offers, which is the same on all ranks.
     pub(super) fn makes_offers(&self) -> bool {
         let group = &*self.group;
         group.plan.facts.ranks > 1 && group.context.objects.any()
     }
 
-    /// Enqueues a dispatch whose kernel through rings would have the parameters `rows`.
-    // Apart, so that others do not pay for it.
+    /// Enqueues a dispatch; `rows` are the parameters that its kernel would have with rings.
+    // Out of line, so that others do not pay for it.
     #[inline(never)]
     pub(super) fn dispatch_with_offers(
         &self,

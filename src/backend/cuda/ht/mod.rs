@@ -1,5 +1,5 @@
-//! High-throughput operations: checked operation -> kernel parameters -> launch. Here the group, and how it makes
-//! handles.
+//! High-throughput operations: checked operation -> kernel parameters -> launch. This file has the group, and how it
+//! creates handles.
 
 mod beside_rings;
 pub mod fingerprint;
@@ -64,12 +64,12 @@ impl HtGroup {
         Ok(Self { shared, memory: Arc::clone(memory), pool: Pool::default(), rails })
     }
 
-    /// All ranks create handles in the same order, but none waits for another here: a rank that cannot take part
-    /// announces that by a kernel, too.
+    /// All ranks create handles in the same order, but none waits for another here: even a rank that cannot take part
+    /// announces that with a kernel.
     fn open_on_one_node(self: &Arc<Self>, wanted: Result<HtRouting>, stream: Stream) -> Result<CudaHt> {
         let epoch = self.shared.next_handle();
         let at = &self.shared.enter(stream)?;
-        // The exchange of a captured creation would be too late for the other ranks, and repeated; so would a refusal.
+        // A captured exchange would run too late for the other ranks, and repeatedly; so would a refusal.
         if at.is_captured() && !wanted.as_ref().map_err(Error::clone)?.routing.form.keeps_ids {
             return Err(Error::usage(Subject::Stream, InSequence::NoCaptureOfRouting));
         }
@@ -87,7 +87,7 @@ impl HtGroup {
             }
             Err(error) => {
                 let params = self.route_params(epoch, verdict_refusing(&error));
-                // If even this launch fails, the others find out at their deadline.
+                // If even this launch fails, the others reach their deadline.
                 self.launch_route(None, &params, at).unwrap_or_else(|cause| log::warn(&cause.text()));
                 Err(error)
             }
@@ -107,7 +107,7 @@ impl HtGroup {
         self.handle(wanted, Some(memory), epoch)
     }
 
-    /// Handle number `epoch`; what the library has of its memory is `memory`.
+    /// Handle number `epoch`; `memory` is the library's part of its memory.
     fn handle(self: &Arc<Self>, wanted: HtRouting, memory: Option<Taken<HandleMemory>>, epoch: u32) -> Result<CudaHt> {
         let (plan, mut routing) = (&self.shared.plan, wanted.routing);
         let given = wanted.home.given.map(|GivenBlock(block)| block);
@@ -151,8 +151,7 @@ impl HtGroup {
         })
     }
 
-    /// Parameters of the exchange of handle number `epoch` that announces `verdict` and stores no
-    /// result.
+    /// Parameters of the exchange of handle number `epoch` that announces `verdict` and stores no result.
     fn route_params(&self, epoch: u32, verdict: u32) -> HtRouteParams {
         let (tally, layout) = (self.shared.tally(), self.shared.plan.tally());
         HtRouteParams {
@@ -185,7 +184,7 @@ impl HtGroup {
         }
     }
 
-    /// The route of a handle, or of none where this rank refuses.
+    /// Launches the routing of a handle, or of none if this rank refuses.
     fn launch_route(&self, handle: Option<&CudaHt>, params: &HtRouteParams, at: &StreamScope) -> Result<()> {
         let (tokens, zones) = handle.map_or((0, false), |it| (it.routing.tokens, it.routing.form.zones.is_some()));
         let (shape, block_tokens) = self.shared.plan.route_grid(tokens, zones, self.shared.device)?;

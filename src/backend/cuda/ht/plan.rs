@@ -1,5 +1,5 @@
-//! The plan of HT kernels, made before they start: regions of the window, shares of shared memory,
-//! grids. Pure functions of the group's facts, of the device and of an operation's shape.
+//! The plan of HT kernels, made before they start: regions of the window, shares of shared memory, grids. Pure
+//! functions of the group's facts, the device and an operation's shape.
 
 use crate::backend::cuda::ht::beside_rings;
 use crate::backend::cuda::ht::fingerprint::{HtFingerprint, MOST_ROW_BYTES};
@@ -36,7 +36,7 @@ const REGION_ALIGN: usize = 256;
 const SCALES_OF_BOUND: usize = 64;
 const STAMP_BYTES: usize = 16;
 const UNIT_ALIGN: usize = 128;
-/// Units of a slot: rows that do not fit one take both.
+/// Units of a slot: a row too large for one takes both.
 const SLOT_UNITS: usize = 2;
 
 /// Slots of all rings into a rank together: enough to hide the round trip of a credit at full speed
@@ -55,9 +55,9 @@ const ROUTE_BLOCKS: usize = 64;
 /// The plan of one group.
 #[derive(Clone, Copy, Debug)]
 pub struct HtPlan {
-    /// Of this node's ranks, as if they were the group.
+    /// Those of this node's ranks, as if they were the group.
     pub facts: GroupFacts,
-    /// Most tokens of a rank, if the group has a bound or not.
+    /// The most tokens of a rank, even without a bound.
     pub max_tokens: usize,
     /// Experts of all nodes.
     pub all_experts: usize,
@@ -65,34 +65,34 @@ pub struct HtPlan {
     pub nodes: Option<NodesPlan>,
     /// Offsets from the start of the group's region.
     layout: HtLayout,
-    /// As well: of what ranks tell each other of rows by expert, and in `ht_cut`.
+    /// The same for what ranks tell each other about rows by expert, and in `ht_cut`.
     packets: usize,
     packets_bank: usize,
-    /// Nothing over several nodes, nor for one rank.
+    /// Empty over several nodes, and for one rank.
     mapped: HtMappedLayout,
     /// Bytes of the group's region of a window.
     pub bytes: usize,
 }
 
-/// How an operation is launched; the handle's number is not yet in the fingerprint.
+/// How an operation is launched; its fingerprint still lacks the handle's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HtLaunch {
     pub launch: LaunchShape,
     pub shape: HtShape,
-    /// What ranks must agree on in the scales of rows; 0 without.
+    /// Compares the ranks' scales of rows; 0 without scales.
     pub scales_word: u32,
     /// Elements that are cast at a time; 0 without a cast.
     pub cast_chunk: u32,
 }
 
-/// What a handle fixes of its launches: the grids, as rows are sent that need no cast, and ids per token.
+/// What a handle determines about its launches: the grids, for rows that need no cast, and ids per token.
 #[derive(Clone, Copy, Debug)]
 pub struct HandleGrids {
     dispatch: Grid,
     combine: Grid,
     top_k: usize,
     device: DeviceLimits,
-    /// Rows lie by expert.
+    /// Whether rows lie by expert.
     zones: bool,
 }
 
@@ -149,7 +149,7 @@ impl HtPlan {
         Ok(Self { facts: *facts, max_tokens, all_experts, nodes, layout, packets, packets_bank, mapped, bytes })
     }
 
-    /// Where ranks tell each other of rows by expert in a window with this layout.
+    /// Where ranks tell each other about rows by expert, in a window with this layout.
     pub fn packets(&self, layout: &HtLayout) -> HtPackets {
         let offset = layout.counts - self.layout.counts + self.packets as u64;
         HtPackets { offset, bank_bytes: self.packets_bank as u64 }
@@ -167,12 +167,12 @@ impl HtPlan {
         }
     }
 
-    /// What operations with offers have in windows where the kernels' offsets are `of`.
+    /// The regions for offers in windows with the kernels' offsets `of`.
     pub fn mapped_layout(&self, of: &HtLayout) -> HtMappedLayout {
         beside_rings::at(&self.mapped, of.counts - self.layout.counts)
     }
 
-    /// The block of a handle with such a routing, or with the group's maximum of tokens.
+    /// The block of a handle with this routing, or with the group's maximum of tokens.
     pub fn handle(&self, routing: &Routing) -> HtSections {
         HtSections::new(StateShape {
             ranks: self.facts.ranks,
@@ -188,7 +188,7 @@ impl HtPlan {
         header(&self.facts, routing, number.into())
     }
 
-    /// The device memory in which the blocks of `ht_route` count together.
+    /// The device memory in which the blocks of `ht_route` count.
     pub fn tally(&self) -> TallyLayout {
         let mut memory = Regions::new(REGION_ALIGN);
         TallyLayout {
@@ -207,13 +207,13 @@ impl HtPlan {
         nodes.as_ref().map_or(0, of)
     }
 
-    /// The blocks that the caller grants to a kernel, if he does.
+    /// The blocks that the caller grants to a kernel, if any.
     pub fn granted_blocks(&self) -> Option<u32> {
         granted_blocks(&self.facts)
     }
 
-    /// Grid of `ht_route` for `tokens`, and how many of them each block numbers. One block more receives. Where rows lie by
-    /// `zones`, a block has no more than its warps can tell of at once.
+    /// The grid of `ht_route` for `tokens`, and how many of them each block numbers. One more block receives. With
+    /// `zones`, a block has at most as many as its warps can report at once.
     pub fn route_grid(&self, tokens: usize, zones: bool, device: DeviceLimits) -> Result<(LaunchShape, u32)> {
         let units = (HT_ROUTE_THREADS / WARP) as usize / mask_words(&self.facts);
         let of_block = match zones {
@@ -237,7 +237,7 @@ impl HtPlan {
         }
     }
 
-    /// What a handle for `tokens` with `top_k` ids each fixes of its launches.
+    /// What a handle of this routing determines about its launches.
     pub fn grids(&self, routing: &Routing, device: DeviceLimits, tuning: &Tuning) -> HandleGrids {
         let Routing { tokens, top_k, .. } = *routing;
         let grid = |kind| match self.has_zones(routing) {
@@ -253,7 +253,7 @@ impl HtPlan {
         }
     }
 
-    /// Whether operations are on rows that lie by expert: over several nodes such rows are apart.
+    /// Whether operations themselves handle rows by expert: over several nodes a separate kernel does.
     fn has_zones(&self, routing: &Routing) -> bool {
         routing.form.zones.is_some() && self.nodes.is_none()
     }
@@ -264,7 +264,7 @@ impl HtPlan {
             HtKind::Combine { .. } => of.combine,
         };
         let plain = match asked.blocks {
-            // As many send as suit so many blocks.
+            // The share of senders that suits the number of blocks.
             1.. if of.zones => Grid::of_zones(&self.facts, kind, of.top_k, asked.blocks.max(2)),
             _ => of_handle,
         };
@@ -275,7 +275,7 @@ impl HtPlan {
         grid.asked(asked, kind)
     }
 
-    /// How an operation on rows `row` is launched that wants to be launched as `asked`, of a handle with these grids.
+    /// The launch of an operation on rows `row`, as `asked` for, with a handle's grids.
     pub fn launch(&self, kind: HtKind, row: &MovedRow, of: &HandleGrids, asked: Launch) -> Result<HtLaunch> {
         let HandleGrids { top_k, device, .. } = *of;
         let grid = self.grid(kind, row, of, asked);
@@ -301,7 +301,7 @@ impl HtPlan {
             None => grid.warps,
         };
         let copy_warps = (shared_bytes / warp_bytes).clamp(1, most_warps - 1);
-        // On one node, as operations over several have not been measured so.
+        // On one node only, as operations over several have not been measured with it.
         let send_warps = grid.send_warps(self.facts.ranks).filter(|_| self.nodes.is_none());
         let copy_warps = send_warps.map_or(copy_warps, |warps| warps.min(copy_warps));
         let warps = match kind {
@@ -330,7 +330,7 @@ impl HtPlan {
     }
 }
 
-/// Words of `ht_zones` about a row.
+/// Words that `ht_zones` sends about a row.
 fn mask_words(facts: &GroupFacts) -> usize {
     facts.local_experts().div_ceil(HT_ZONE_WORD_EXPERTS as usize)
 }
@@ -349,7 +349,7 @@ fn check_limits(facts: &GroupFacts) -> Result<()> {
         .got(facts.row_bytes, format_args!("at most {MOST_ROW_BYTES}")))
 }
 
-/// Bytes of a unit, so that two of them hold the longest row and what follows it.
+/// Bytes of a unit: two hold the longest row and what follows it.
 fn unit_bytes(row_bytes: usize) -> usize {
     let tail_bytes = HT_MAX_TOP_K as usize * TAIL_ENTRY_BYTES;
     let scale_bytes = row_bytes.div_ceil(SCALES_OF_BOUND);

@@ -1,4 +1,4 @@
-//! The rows of an HT operation: what travels of them, and how they pass through a warp's shared memory.
+//! The rows of an HT operation: what of them travels, and how they pass through a warp's shared memory.
 
 use crate::backend::cuda::params::ht::HT_STAMP_BYTES;
 use crate::model::group::ROW_ALIGN;
@@ -6,9 +6,9 @@ use crate::model::ops::{HtDispatch, RowType};
 use crate::model::scales::{Scaled, WireRow};
 use crate::model::tensor::DType;
 
-/// A warp moves rows in chunks of at most so many bytes.
+/// A warp moves rows in chunks of at most this many bytes.
 const MOST_CHUNK_BYTES: usize = 16 << 10;
-/// Elements that chunks of a cast are multiples of.
+/// Chunks of a cast are multiples of this many elements.
 const CAST_STEP: usize = 512;
 
 /// The rows that an operation moves.
@@ -16,7 +16,7 @@ const CAST_STEP: usize = 512;
 pub struct MovedRow {
     /// As they travel.
     pub wire: WireRow,
-    /// Their type before they are cast.
+    /// Type before the cast, if there is one.
     pub cast: Option<DType>,
 }
 
@@ -66,7 +66,7 @@ impl MovedRow {
     }
 }
 
-/// Chunks of at most `most` that together cover `whole`, all but the last of the same size, a multiple of 16.
+/// The size of the fewest equal chunks of at most `most` that cover `whole`: a multiple of 16; the last may be smaller.
 fn even_chunks(whole: usize, most: usize) -> usize {
     whole.div_ceil(whole.div_ceil(most)).next_multiple_of(ROW_ALIGN)
 }
@@ -74,9 +74,9 @@ fn even_chunks(whole: usize, most: usize) -> usize {
 /// The shared memory through which a warp moves rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowStaging {
-    /// What is loaded of an image at a time.
+    /// How much of an image is loaded at a time.
     pub chunk_bytes: usize,
-    /// In front of the tails.
+    /// The part in front of the tails.
     pub buffer_bytes: usize,
     /// Elements that are cast at a time; 0 without a cast.
     pub cast_chunk: usize,

@@ -27,12 +27,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long a wait for a routing spins: most take less.
+/// How long a wait for a routing spins; most end within that.
 const AWAKE: Duration = Duration::from_micros(500);
 /// How long it sleeps between polls after that.
 const NAP: Duration = Duration::from_micros(20);
 
-/// Whether rows pass through the shared memory of kernels.
+/// Whether the kernels of a line pass rows through shared memory.
 fn have_staging(line: Line) -> bool {
     line.names().iter().all(|name| name.starts_with("ht_dispatch") || name.starts_with("ht_combine"))
 }
@@ -46,11 +46,11 @@ pub struct HtShared {
     pub order: Order,
     sequences: Buffer,
     offers: Buffer,
-    /// Where the blocks of a kernel that routes count together (`HtPlan::tally`).
+    /// Where the blocks of a routing kernel count (`HtPlan::tally`).
     tally: Buffer,
     /// Number of handles so far, including refused ones.
     handles: AtomicU32,
-    /// Number of exchanges so far that a kernel carries out.
+    /// Number of exchanges that a kernel has carried out so far.
     exchanges: AtomicU32,
 }
 
@@ -79,21 +79,21 @@ impl HtShared {
         })
     }
 
-    /// What a new handle with this routing fixes of its launches.
+    /// What a new handle with this routing determines about its launches.
     pub fn grids(&self, routing: &Routing) -> HandleGrids {
         let tuning = self.context.tuning.read();
         self.plan.grids(routing, self.device, &tuning)
     }
 
-    /// Enqueues that the `counts` of a handle are added to `totals`, behind a dispatch. In the group's order: the next
-    /// routing may have their memory.
+    /// Enqueues adding the `counts` of a handle to `totals`, behind a dispatch. Ordered as an operation of the group:
+    /// the next routing may reuse the memory of the counts.
     pub fn add_counts(&self, counts: *const i32, totals: DevPtr, at: &StreamScope) -> Result<()> {
         let experts = self.plan.facts.local_experts();
         let turn = self.order.begin(at)?;
         turn.end_after(auxiliary::add_counts(&self.context, KernelOp::HtDispatch, (counts, totals), experts, at))
     }
 
-    /// The number of a new handle. Counted on every rank, even for a handle that fails.
+    /// The number of a new handle; every rank counts alike, even handles that fail.
     pub fn next_handle(&self) -> u32 {
         next_number(&self.handles)
     }
@@ -109,8 +109,8 @@ impl HtShared {
         fingerprint.of_handle(handle).0
     }
 
-    /// What kernel `op` needs of the group, of handle number `number` with the memory `handle`.
-    // Inlined, so that nearly a kilobyte of parameters is written once and not moved.
+    /// The common parameters of kernel `op`, for handle number `number` with the memory `handle`.
+    // Inlined, so that nearly a kilobyte of parameters is written in place, not moved.
     #[inline]
     pub fn common(&self, op: KernelOp, launch: &HtLaunch, number: u32, handle: HtHandleMemory) -> HtCommon {
         HtCommon {
@@ -142,17 +142,17 @@ impl HtShared {
         self.offers.data().0 as *mut HtOfferState
     }
 
-    /// Polls for what `found` reads of a handle's routing, which a kernel or the network writes. Their own deadlines
-    /// come first if they run at all.
+    /// Polls `found` for the result of a routing, which a kernel or the network writes. Their own deadlines come first
+    /// if they run at all.
     pub fn wait_for_routing<T>(&self, found: impl FnMut() -> Result<Option<T>>) -> Result<T> {
         let found = self.wait_within(Duration::MAX, Instant::now(), found)?;
         found.ok_or_else(|| Error::internal("a wait that ended early"))
     }
 
-    /// The same; none where that takes longer than `within`. The deadline counts from `since`.
+    /// The same; none if that takes longer than `within`. The deadline counts from `since`.
     ///
-    /// The answer comes soon, so this spins at first, then sleeps between polls. No `sched_yield`: under load the
-    /// scheduler may not run a thread that yields again for seconds.
+    /// The result comes soon, so this spins first, then sleeps between polls. No `sched_yield`: under load, a thread
+    /// that yields often may not be scheduled again for seconds.
     pub fn wait_within<T>(
         &self,
         within: Duration,
@@ -195,7 +195,7 @@ pub struct Inputs {
 }
 
 impl Inputs {
-    /// Of this rank's own tokens; their ids are those of `routing`, if the handle keeps them.
+    /// The inputs for this rank's own tokens; their ids are those of `routing` if the handle keeps them.
     pub fn of(op: &HtDispatch, routing: &Routing) -> Self {
         let kept = routing.form.keeps_ids.then_some(routing.ids);
         let (ids, weights) = addresses(op.routing_in.map(|it| (kept.unwrap_or(it.ids), it.weights)));
@@ -203,7 +203,7 @@ impl Inputs {
     }
 }
 
-// Inlined, as `HtShared::common` and for the same reason.
+// Inlined for the same reason as `HtShared::common`.
 #[inline]
 pub fn dispatch_params(op: &HtDispatch, common: HtCommon, inputs: &Inputs) -> HtDispatchParams {
     let (out_ids, out_weights) = addresses(op.routing_out.map(|it| (it.ids, it.weights)));
@@ -222,20 +222,20 @@ pub fn dispatch_params(op: &HtDispatch, common: HtCommon, inputs: &Inputs) -> Ht
     }
 }
 
-/// Where a combine's sums and gradients go.
+/// Where a combine's sums and gradients are written.
 pub struct Outputs {
     pub rows: usize,
     pub gradients: usize,
 }
 
 impl Outputs {
-    /// Of this rank's own tokens.
+    /// The outputs for this rank's own tokens.
     pub fn of(op: &HtCombine) -> Self {
         Self { rows: op.out.0, gradients: op.gradients.map_or(0, |it| it.output.0) }
     }
 }
 
-// Inlined as above.
+// Inlined for the same reason.
 #[inline]
 pub fn combine_params(op: &HtCombine, common: HtCommon, out: &Outputs) -> HtCombineParams {
     HtCombineParams {
@@ -250,8 +250,7 @@ pub fn combine_params(op: &HtCombine, common: HtCommon, out: &Outputs) -> HtComb
     }
 }
 
-/// `count` in the kernels' integer type; larger counts are cut to its largest value, which no
-/// kernel exceeds.
+/// `count` in the kernels' integer type, capped at its largest value, which no kernel exceeds.
 pub fn saturated(count: usize) -> u32 {
     u32::try_from(count).unwrap_or(u32::MAX)
 }
@@ -261,7 +260,7 @@ fn addresses(given: Option<(DevPtr, DevPtr)>) -> (usize, usize) {
     given.map_or((0, 0), |(first, second)| (first.0, second.0))
 }
 
-/// The caller's `scaled` rows as the kernels of `launch` take them.
+/// The caller's `scaled` rows in the form of the kernels of `launch`.
 pub fn scaled_rows_of_caller(row: RowType, scaled: &Scaled, launch: &HtLaunch) -> Result<HtScaledRows> {
     let width = scaled.cast().map_or(row.dtype.size(), |cast| cast.from.size());
     Ok(HtScaledRows {
@@ -279,7 +278,7 @@ pub fn scaled_rows_of_caller(row: RowType, scaled: &Scaled, launch: &HtLaunch) -
     })
 }
 
-/// The same for rows that have come from another node, each with its scales behind it.
+/// The same for rows received from another node, each followed by its scales.
 pub fn scaled_rows_of_message(row: RowType, scaled: &Scaled, launch: &HtLaunch) -> Result<HtScaledRows> {
     let wire = WireRow { payload: row, scales: Some(scaled.scales) };
     let rows = ScaledRows { form: Scales::Forwarded, from: NO_VIEW, ..scaled_rows(row, scaled)? };

@@ -1,4 +1,4 @@
-//! Handles whose rows lie by expert: where their slots are found, and the kernels that know of them.
+//! Handles with rows by expert: finding their slots, and the kernels involved.
 
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::ht::grid::WARP;
@@ -16,19 +16,19 @@ use crate::model::ops::{RoutingCounters, Zones};
 use crate::model::tensor::DevPtr;
 use std::ptr::null;
 
-/// Over several nodes, blocks that tell others of a rank's tokens.
+/// Over several nodes: the most blocks that tell others about a rank's tokens.
 const MOST_SENDERS: usize = 32;
 
-/// Whose slots a launch finds.
+/// The slots that a launch finds.
 pub struct SlotsOf {
-    /// Where the number of rows is.
+    /// The address of the number of rows.
     pub rows: *const u32,
-    /// The ranks that rows come from, and the one that it sends for.
+    /// The number of ranks that rows come from, and the one that this rank sends for.
     pub sources: u32,
     pub source: u32,
-    /// That of a route over several nodes.
+    /// The epoch of a route over several nodes.
     pub epoch: Option<u32>,
-    /// If this rank's slots are found as well, what is told of them.
+    /// What to report about this rank's slots, if they are found as well.
     pub finds: Option<HtTold>,
 }
 
@@ -40,7 +40,7 @@ impl CudaHt {
         self.group.zones(self.routing.form.zones, (slots, begins), self.routing.top_k)
     }
 
-    /// Enqueues the kernel that finds the slots, behind that which has counted rows into `handle`.
+    /// Enqueues the kernel that finds the slots, behind the one that has counted rows into `handle`.
     pub fn find_slots(&self, handle: &HtHandleMemory, zones: &HtZones, at: &StreamScope) -> Result<()> {
         let PeerTable { ranks, rank, .. } = *self.group.context.peers();
         let page = self.memory.as_ref().map(|memory| memory.received.device().wrapping_add(SLOTS_OF_PAGE));
@@ -51,7 +51,7 @@ impl CudaHt {
 }
 
 impl CudaHt {
-    /// Enqueues the kernel that drops rows beyond `most`, behind that which has counted them into `handle`.
+    /// Enqueues the kernel that drops rows beyond `most`, behind the one that has counted them into `handle`.
     pub fn cut(&self, handle: &HtHandleMemory, most: usize, at: &StreamScope) -> Result<()> {
         let group = &*self.group;
         let (tally, layout) = (group.tally(), group.plan.tally());
@@ -75,7 +75,7 @@ impl CudaHt {
 }
 
 impl HtShared {
-    /// The slots of a handle's rows, if they lie by expert; their table and that of zones are at `slots` and `begins`.
+    /// The slots of a handle's rows, if they lie by expert; the tables of slots and zones are at `slots` and `begins`.
     pub fn zones(&self, form: Option<Zones>, at: (DevPtr, DevPtr), top_k: usize) -> Result<Option<HtZones>> {
         let Some(Zones { alignment, most_slots }) = form else {
             return Ok(None);
@@ -117,7 +117,7 @@ impl HtShared {
             epoch: of.epoch.unwrap_or(0),
             send_blocks: to_u32(senders)?,
         };
-        // Over several nodes a block counts the rows of all sources.
+        // Over several nodes, one block counts the rows of all sources.
         let sources = if of.epoch.is_some() { 1 } else { of.sources };
         let blocks = params.send_blocks + of.finds.map_or(0, |_| zones.experts * sources);
         let shape = LaunchShape::new(blocks, HT_ZONES_THREADS);

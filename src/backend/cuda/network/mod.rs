@@ -1,5 +1,5 @@
-//! The network between the nodes of a group: what its operations of either mode share, and what a failure of the
-//! network does to the group.
+//! The network between a group's nodes: what operations of both modes share, and what a failure of the network does to
+//! the group.
 
 pub mod two_sided;
 
@@ -28,10 +28,10 @@ use crate::model::tensor::DevPtr;
 use parking_lot::Mutex;
 use std::sync::Arc;
 
-/// Most blocks of a kernel of the network; each fills a multiprocessor.
+/// Most blocks of a network kernel; each fills a multiprocessor.
 pub const NETWORK_BLOCKS: u32 = 4;
-/// Multiprocessors that kernels which wait for other ranks leave free: for the network's kernels, and for the
-/// caller's own collectives on other streams, which wait for other ranks, too.
+/// Multiprocessors that kernels waiting for other ranks leave free: for the network's kernels, and for the caller's own
+/// collectives on other streams, which wait for other ranks, too.
 const RESERVED: u32 = NETWORK_BLOCKS + 32;
 /// The blocks that may wait for other ranks at the same time on a device with `multiprocessors`.
 pub fn blocks_beside_network(multiprocessors: u32) -> u32 {
@@ -51,20 +51,20 @@ pub struct Network {
     failure: Arc<Failure>,
 }
 
-/// What the device has for the network: the ranks on their nodes, as kernels read them, and streams.
+/// What the network has on the device: the ranks and their nodes, as kernels read them, and streams.
 pub struct OnDevice {
     _tables: Buffer,
     /// `[ranks]`: a `RankOnNode` of each.
     pub of_rank: DevPtr,
     /// `[local ranks]`.
     pub local_ranks: DevPtr,
-    /// `[local ranks][1 + width]`: whom each forwards for, itself first, then `HT_NONE`.
+    /// `[local ranks][1 + width]`: whom each forwards for, itself first; padded with `HT_NONE`.
     pub forwarded_by: DevPtr,
     /// Whom this rank forwards for, itself first.
     pub forwarded: DevPtr,
-    /// In the order of sums.
+    /// In summation order.
     pub rail_peers: DevPtr,
-    /// For what operations do behind the caller's streams.
+    /// For work that operations do beside the caller's streams.
     pub side: SideStreams,
 }
 
@@ -139,13 +139,12 @@ impl Network {
         Ok(self.exchanges.transport()?)
     }
 
-    /// Where this node comes in the sums of this rank's tokens, as a kernel parameter.
+    /// The position of this node in the sums of this rank's tokens, as a kernel parameter.
     pub fn own_place(&self) -> u32 {
         self.view.topology.own_place(self.view.rank).map_or(OWN_NODE_FIRST, Node::word)
     }
 
-    /// Ends the network for `error`, which this rank has found on the host: the ranks no longer run the same
-    /// operations.
+    /// Ends the network because of `error`, found on the host: the ranks no longer run the same operations.
     pub fn fail(&self, error: &Error) {
         match self.net() {
             Ok(net) => net.fail(error),
@@ -160,21 +159,21 @@ impl Network {
         }
     }
 
-    /// No operation of this group runs any more, and no later failure is told to the peers: once they hear of the
-    /// end, their windows may have new owners.
+    /// Called when no operation of this group runs any more: later failures are not told to the peers, whose windows
+    /// may have new owners once they hear of the end.
     pub fn forget_peers(&self) {
         // The first is this rank's own.
         self.failure.marks.forget_all_but(1);
     }
 
-    /// No operation will follow, and the peers' windows go.
+    /// Called when no operation follows and the peers' windows are released.
     pub fn close(&self) {
         self.failure.marks.forget_all_but(0);
         self.exchanges.end();
     }
 }
 
-/// What a failure of the network is told to.
+/// Who is told of a network failure.
 struct Failure {
     faults: Arc<FaultPage>,
     marks: FailureMarks,
@@ -185,7 +184,7 @@ impl OnFault for Failure {
         self.faults.network_failed(error);
     }
 
-    /// Waits of the ranks of this node end, too.
+    /// Also ends waits on the other ranks of this node.
     fn mark(&self) {
         if let Ok(_apart) = ApartFromCaptures::enter() {
             self.marks.write();
@@ -197,11 +196,11 @@ impl OnFault for Failure {
     }
 }
 
-/// The words of one group.
+/// The words that mark one group's failure.
 pub struct FailureMarks {
     memory: Arc<dyn Memory>,
-    /// Where each is, and what it says after a failure. Locked while one is written: who forgets it gives its memory to
-    /// others.
+    /// The address of each word and what to write there. Locked during a write: whoever forgets a word gives its memory
+    /// to others.
     marks: Mutex<Vec<(DevPtr, u32)>>,
 }
 
@@ -211,7 +210,7 @@ impl FailureMarks {
         Self { memory, marks: Mutex::new(marks) }
     }
 
-    /// Writes them in their order, but for those that are forgotten meanwhile.
+    /// Writes them in order, except those that are forgotten meanwhile.
     pub fn write(&self) {
         let mut index = 0;
         while self.write_one(index) {
@@ -219,8 +218,8 @@ impl FailureMarks {
         }
     }
 
-    /// Forgets all but the first `kept`: none of the others is written from now on. Waits for the one that is being
-    /// written, as long as the device holds that up.
+    /// Forgets all but the first `kept`: the others are never written again. Waits for a write in progress, for as long
+    /// as the device blocks it.
     pub fn forget_all_but(&self, kept: usize) {
         self.marks.lock().truncate(kept);
     }
@@ -228,22 +227,22 @@ impl FailureMarks {
     fn write_one(&self, index: usize) -> bool {
         let marks = self.marks.lock();
         let Some(&(at, word)) = marks.get(index) else { return false };
-        // A device that takes no copy runs no kernel either.
+        // A device that accepts no copy runs no kernel either.
         let _ = self.memory.upload(at, &word.to_le_bytes());
         true
     }
 }
 
-/// One stream for work outside of graphs, and up to [`MOST_CAPTURES`] for captures.
+/// A stream for work outside graphs, and up to [`MOST_CAPTURES`] for captures.
 pub struct SideStreams {
     device: Arc<dyn Device>,
     outside: OwnStream,
-    /// With the capture that each had last.
+    /// Each with its last capture.
     inside: Mutex<Vec<(Capture, OwnStream)>>,
 }
 
 impl SideStreams {
-    /// The one outside of graphs; the others are made when a capture needs them.
+    /// Creates the stream outside graphs; the others are created when a capture needs them.
     pub fn new(memory: &Arc<CudaMemory>) -> Result<Self> {
         let device: Arc<dyn Device> = memory.clone();
         Ok(Self { outside: OwnStream::new(Arc::clone(&device))?, inside: Mutex::default(), device })
@@ -254,7 +253,7 @@ impl SideStreams {
         self.outside.stream
     }
 
-    /// The stream that may follow one with this capture. The calling thread is inside the context.
+    /// The stream to use beside one in this capture. The calling thread is inside the context.
     pub fn of(&self, capture: Option<Capture>) -> Result<Stream> {
         let Some(capture) = capture else { return Ok(self.outside()) };
         let mut inside = self.inside.lock();

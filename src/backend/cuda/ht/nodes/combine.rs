@@ -1,8 +1,8 @@
-//! Combine over several nodes: each stage's kernel sums what the node's ranks return for remote tokens, the sums
-//! travel home, and another kernel adds them to what the own node returns.
+//! Combine over several nodes: each stage's kernel sums what the node's ranks return for remote tokens, the sums travel
+//! home, and another kernel adds them to what the home node returns.
 //!
-//! While the sums of a stage are on the network, the kernel of the next one runs. A bank is filled again when the
-//! messages, or the kernel, that empty it are through.
+//! While the sums of one stage are on the network, the kernel of the next one runs. A bank is refilled once the
+//! messages, or the kernel, that empty it are done.
 
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::ht::kept;
@@ -20,7 +20,7 @@ use crate::model::ops::{HtCombine, Stream};
 use std::ops::Range;
 use std::ptr::null;
 
-/// Of remote tokens, whose sums travel on.
+/// For remote tokens, whose sums travel on.
 const NO_PARTIALS: HtPartials = HtPartials {
     messages: NO_MESSAGES,
     spots: null(),
@@ -41,7 +41,7 @@ struct Combine<'a> {
     columns: usize,
 }
 
-/// Enqueues what `before` does, and the combine.
+/// Enqueues what `before` does, then the combine.
 pub fn run(
     handle: &NodesHt,
     op: &HtCombine,
@@ -83,17 +83,17 @@ impl Combine<'_> {
         Ok(())
     }
 
-    /// Of a row, and of its gradients.
+    /// Bytes of a row and its gradients.
     fn bytes(&self) -> TokenBytes {
         TokenBytes::new(self.op.row, self.columns * size_of::<f32>())
     }
 
-    /// The sums of this node, to the remote ranks.
+    /// The bank of this node's sums for the remote ranks.
     fn departing(&self, stage: usize) -> Bank {
         self.handle.banks.of_remote(stage, self.bytes())
     }
 
-    /// Those of other nodes, from the rail peers.
+    /// The bank of other nodes' sums, from the rail peers.
     fn arriving(&self, stage: usize) -> Bank {
         self.handle.banks.own(stage, self.bytes())
     }
@@ -121,8 +121,8 @@ impl Combine<'_> {
         at.exchange(stage, home, come)
     }
 
-    /// The side stream writes the headers, which say whether the sums are sums. The first stage begins the epoch, also
-    /// on a rank that sends none.
+    /// Writes the headers, on the side stream; they say whether the sums are valid. The first stage begins the epoch,
+    /// even on a rank that sends none.
     fn launch_headers(&self, at: &Enqueueing<'_>, stage: usize, bank: Bank) -> Result<()> {
         let (handle, count) = (&self.handle, self.handle.plan().forwarded - 1);
         if count == 0 && stage > 0 {

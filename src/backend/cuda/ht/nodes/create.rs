@@ -1,8 +1,8 @@
 //! Creation of an HT handle over several nodes.
 //!
-//! First ranks announce their number of tokens along the rails, or that they refuse; then they send their ids. A kernel finds
-//! out, with the ranks of the node, where everything goes. The host waits for these steps, as it must know how
-//! many rows each message has: so operations need not wait.
+//! Ranks first announce their number of tokens along the rails, or that they refuse; then they send their ids. A kernel
+//! finds out, together with the node's ranks, where everything goes. The host waits for these steps, as it must know
+//! how many rows each message has; operations then need not wait.
 
 use crate::backend::cuda::agreement::{disagreement, verdict_refusing, verdict_with};
 use crate::backend::cuda::driver::stream::StreamScope;
@@ -70,7 +70,7 @@ pub fn open_handle(
         Err(error) => Announced { tokens: 0, verdict: verdict_refusing(error) },
     };
     creation.announce(own)?;
-    // From here on the others count on this rank.
+    // From here on the others depend on this rank.
     let made = creation.open(own, wanted).and_then(|made| creation.keep(made, given));
     made.unwrap_or_else(|error| {
         rails.network.fail(&error);
@@ -95,7 +95,7 @@ impl Creation<'_> {
         }
     }
 
-    /// The handle, or the refusal that all ranks come to. Another error is this rank's alone, and the others do not
+    /// The handle, or the refusal on which all ranks agree. Any other error is this rank's alone, and the others do not
     /// know of it.
     fn open(&self, own: Announced, wanted: Result<HtRouting>) -> Result<Result<NodesHt>> {
         let rails = self.rails;
@@ -108,7 +108,7 @@ impl Creation<'_> {
         self.routed(part, refused, &announced, most_rows)
     }
 
-    /// The handle of `part`, where ranks that have room for `most_rows` drop the rest; without, all rows have room.
+    /// The handle of `part`. If there is room for only `most_rows`, the rest is dropped; `None`: all rows have room.
     fn routed(
         &self,
         mut part: Part,
@@ -124,7 +124,7 @@ impl Creation<'_> {
             return Ok(Err(error));
         }
         if let Some(most) = most_rows {
-            // The total is of all rows that come, and the ids that will be cut are the copy.
+            // The total counts all rows, dropped ones included; the ids to be cut are those of the copy.
             let total = part.counters.total.take();
             self.tell(&part, &RoutingCounters { total, ..RoutingCounters::default() })?;
             part.ids = None;
@@ -155,7 +155,7 @@ impl Creation<'_> {
         }))
     }
 
-    /// The handle, in a caller's memory if there is some; what lies there of a refused one is no routing.
+    /// Stores the handle in a caller's memory if that is given; a refused handle leaves no routing there.
     fn keep(&self, made: Result<NodesHt>, given: Option<GivenBlock>) -> Result<Result<Box<dyn HtBackend>>> {
         let Some(block) = given else {
             return Ok(made.map(|handle| Box::new(handle) as _));
@@ -176,7 +176,7 @@ impl Creation<'_> {
         turn.end_after(self.rails.handshake.send(&self.new_handle(), own, self.at))
     }
 
-    /// Waits for what the ranks announce that this one forwards for; what it has announced itself is the first.
+    /// Waits for the announcements of the ranks that this one forwards for; its own is the first.
     fn wait_for_all(&self, own: Announced) -> Result<Vec<Announced>> {
         let most = self.group.plan.max_tokens;
         // Verdicts are compared on the device, among all ranks.
@@ -184,7 +184,7 @@ impl Creation<'_> {
         Ok(std::iter::once(own).chain(others).collect())
     }
 
-    /// Enqueues the exchange of ids and the kernels that find out where rows go.
+    /// Enqueues the exchange of ids and the kernels that determine where rows go.
     fn route(&self, part: &Part, announced: &[Announced]) -> Result<()> {
         let (rails, view) = (self.rails, &self.rails.network.view);
         let bytes: usize = announced.iter().skip(1).map(|it| it.id_bytes()).sum();
@@ -215,7 +215,7 @@ impl Creation<'_> {
         }
         let own = announced.first().map_or(0, |own| own.id_bytes());
         let send = |&peer| Message { peer, data: part.routing.ids, bytes: own };
-        // The device reads all that after this.
+        // The device reads all of that after this.
         fence(Ordering::Release);
         let turn = self.group.order.begin(self.at)?;
         let sends = view.rail_peers.iter().map(send);
@@ -272,7 +272,7 @@ impl Creation<'_> {
         self.group.context.module.launch(kernels::ht_place(), shape, &params, self.at)
     }
 
-    /// What the routing tells its caller, and where rows lie by expert: then the slots of all zones.
+    /// Reports to the caller and finds the slots if rows lie by expert; returns the number of slots of all zones.
     fn conclude(&self, part: &Part, counted: &Counts) -> Result<Option<usize>> {
         let plan = &self.rails.plan;
         let HandleParts { memory, slots, zones, .. } = plan.memory(part.base.0, part.size)?;
@@ -288,7 +288,7 @@ impl Creation<'_> {
         Ok(Some(self.group.wait_for_routing(read)?.value as usize))
     }
 
-    /// Tells the caller of rows.
+    /// Reports numbers of rows to the caller.
     fn tell(&self, part: &Part, counters: &RoutingCounters) -> Result<()> {
         let memory = part.device(&self.rails.plan)?;
         let turn = self.group.order.begin(self.at)?;
@@ -296,7 +296,7 @@ impl Creation<'_> {
         turn.end_after(kept::tell(self.group, &told, self.at))
     }
 
-    /// Enqueues the kernels that find the slots of rows: one for each rank that this one forwards for, itself last.
+    /// Enqueues the kernels that find the rows' slots: one for each rank that this one forwards for, itself last.
     fn find_slots(&self, memory: &HtNodesMemory, zones: &HtZones, counted: &Counts, told: HtTold) -> Result<()> {
         let plan = &self.rails.plan;
         let firsts = SourceIx::all(plan.forwarded).scan(0, |first, source| {
@@ -329,7 +329,7 @@ impl Creation<'_> {
         Ok(())
     }
 
-    /// Waits for the number of rows, or why there is none, and for what travels of the `tokens` of forwarded ranks.
+    /// Waits for the number of rows, or why there is none, and for how many `tokens` of the forwarded ranks travel.
     fn wait_for_counts(&self, memory: &NodesMemory, tokens: Vec<usize>) -> Result<(u32, Counts)> {
         let plan = &self.rails.plan;
         let read = |index| (memory.announced).complete(index, |it| it.epoch == self.epoch);

@@ -1,5 +1,5 @@
-//! Where ranks drop the rows that they have no room for. Once all have routed, they tell each other how many of whose rows
-//! stay, and each takes the others out of its own ids; if any rank drops some, all route again.
+//! Drops the rows that ranks have no room for. After routing, ranks tell each other how many rows of each source they
+//! keep, and each removes the dropped ones from its own ids; if any rank drops rows, all route again.
 
 use crate::backend::cuda::driver;
 use crate::backend::cuda::driver::stream::StreamScope;
@@ -17,7 +17,7 @@ use crate::model::tensor::DevPtr;
 const WORD: usize = size_of::<u32>();
 const ID: usize = size_of::<i64>();
 
-/// A handle that was routed, as route number `epoch` of the group.
+/// A routed handle; `epoch` is the group's number of the route.
 pub struct Cut<'a> {
     pub group: &'a HtShared,
     pub rails: &'a Rails,
@@ -27,8 +27,8 @@ pub struct Cut<'a> {
 }
 
 impl Cut<'_> {
-    /// Takes the ids of what goes beyond the first `most` rows of a rank out of those that the handle keeps. Whether any
-    /// rank drops rows, which all know alike.
+    /// Removes rows beyond the first `most` of each rank from the ids that the handle keeps. Returns whether any rank
+    /// drops rows, which is the same on all ranks.
     pub fn cut(&self, most: usize, label: Label) -> Result<bool> {
         let turn = self.group.order.begin(self.at)?;
         turn.end_after(self.ask(most, label))?;
@@ -49,7 +49,7 @@ impl Cut<'_> {
         Ok(drops)
     }
 
-    /// Enqueues the messages and the kernel by which ranks tell each other.
+    /// Enqueues the messages and the kernel with which ranks tell each other.
     fn ask(&self, most: usize, label: Label) -> Result<()> {
         let (group, rails, view) = (self.group, self.rails, &self.rails.network.view);
         let memory = self.part.device(&rails.plan)?;

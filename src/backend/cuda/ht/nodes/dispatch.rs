@@ -1,7 +1,7 @@
-//! Dispatch over several nodes: rows travel stage by stage, and each stage's kernel sends them on in the node.
+//! Dispatch over several nodes: rows travel in stages, and each stage's kernel forwards them within the node.
 //!
-//! The first two stages are on the network while the kernel of the own node runs. A bank is filled again when the
-//! kernel that empties it has run.
+//! The first two stages are on the network while the kernel for the own node runs. A bank is refilled once the kernel
+//! that empties it has run.
 
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::ht::grid::HtKind;
@@ -25,7 +25,7 @@ use crate::model::ops::{HtDispatch, Stream};
 use crate::model::scales::Cast;
 use std::ops::Range;
 
-/// Blocks of `ht_pack`: as many as keep up with a fast network.
+/// Blocks of `ht_pack`: enough to keep up with a fast network.
 const PACK_BLOCKS: u32 = 16;
 
 const ID_BYTES: usize = size_of::<i64>();
@@ -35,13 +35,13 @@ const WEIGHT_BYTES: usize = size_of::<f32>();
 struct Dispatch<'a> {
     handle: Handle<'a>,
     op: &'a HtDispatch,
-    /// For own tokens, and for those that came as they travel.
+    /// The launches for own tokens, and for those that arrived in wire form.
     launch: HtLaunch,
     remote_launch: HtLaunch,
     own: Inputs,
 }
 
-/// Enqueues the dispatch, and what `after` does.
+/// Enqueues the dispatch, then what `after` does.
 pub fn run(
     handle: &NodesHt,
     op: &HtDispatch,
@@ -69,8 +69,8 @@ pub fn run(
     enqueueing.end(group, order, enqueued)
 }
 
-/// Whether the messages of stage number `stage` have headers that count: one for each operation is enough, as each rank
-/// sends its rows whether it has failed or not.
+/// Whether the messages of a stage have headers that count: one per operation is enough, as a rank sends its rows even
+/// if it has failed.
 fn has_header(stage: usize) -> bool {
     stage == 0
 }
@@ -95,7 +95,7 @@ impl Dispatch<'_> {
     }
 
     fn bytes(&self) -> TokenBytes {
-        // A rank without tokens may have no address of its ids.
+        // A rank without tokens may have NULL for its ids.
         let columns = match self.op.routing_in {
             None => 0,
             Some(_) => self.handle.routing.top_k,
@@ -153,7 +153,7 @@ impl Dispatch<'_> {
         has_header(stage) || self.bytes().tail > 0 || (0..self.handle.plan().others).any(is_packed)
     }
 
-    /// The side stream packs what travels.
+    /// Packs what travels, on the side stream.
     fn launch_pack(&self, at: &Enqueueing<'_>, stage: usize, chunks: &Range<usize>) -> Result<()> {
         let (handle, op) = (&self.handle, self.op);
         let plan = handle.plan();
@@ -212,7 +212,7 @@ impl Dispatch<'_> {
             expected: self.handle.header(&self.launch, stage)?,
         });
         let rows = self.handle.stage(chunks, Some(bank), headers)?;
-        // Ids and weights come with the rows.
+        // Ids and weights arrive with the rows.
         let inputs = Inputs { rows: bank.rows, ..Inputs::default() };
         let launch = &self.remote_launch;
         let params = self.params(launch, rows, &tokens, &inputs)?;

@@ -1,8 +1,8 @@
-//! Handles whose block is in a caller's memory. It begins with a header, as on one node, and with what a handle has on the
-//! host, as numbers; behind them is its memory on the device. All of it is there once an update has returned.
+//! Handles whose block is in a caller's memory. The block begins with a header, as on one node, then the handle's
+//! numbers on the host, then its device memory. All of it is complete once an update has returned.
 //!
-//! Other bytes may be there by the next operation. So each reads header and numbers again, for which it waits until its
-//! stream has come there, and makes a handle of them.
+//! Other bytes may be there by the next operation. So each operation reads header and numbers again, which means
+//! waiting for its stream to get there, and builds a handle from them.
 
 use crate::backend::cuda::driver;
 use crate::backend::cuda::driver::stream::StreamScope;
@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 const WORD: usize = size_of::<u32>();
-/// Instead of a number of slots.
+/// Stands for no number of slots.
 const NO_SLOTS: u32 = u32::MAX;
 
 /// Words in front of a handle's memory: the header, rows, slots, the tokens of forwarded ranks, and `Counts::words`.
@@ -30,12 +30,12 @@ fn words(rails: &Rails) -> usize {
     HEADER_WORDS + 2 + rails.plan.forwarded + rails.plan.announced() - 1
 }
 
-/// Where the memory begins behind them.
+/// The start of the device memory behind them.
 pub fn memory_of(rails: &Rails, GivenBlock(block): GivenBlock) -> DevPtr {
     DevPtr(block.0 + (words(rails) * WORD).next_multiple_of(SECTION_ALIGN))
 }
 
-/// Sections of any handle of the group, for its most tokens, so that the same parts are at the same places.
+/// The sizes for any handle of the group, at the maximum of tokens, so that sections are always at the same offsets.
 pub fn size_of_any(rails: &Rails, most_tokens: usize, (top_k, form): (usize, HandleForm)) -> HandleSize {
     let (own, remote) = (most_tokens, (rails.plan.forwarded - 1) * most_tokens);
     HandleSize {
@@ -55,13 +55,13 @@ pub fn block_bytes(group: &HtShared, rails: &Rails, top_k: usize, form: HandleFo
     Ok(Some(memory_of(rails, GivenBlock(DevPtr(0))).0 + memory.bytes))
 }
 
-/// The size of a handle of so many tokens there.
+/// The size of a handle of this routing there.
 pub fn size(group: &HtShared, rails: &Rails, routing: &Routing) -> HandleSize {
     let any = size_of_any(rails, group.plan.max_tokens, (routing.top_k, routing.form));
     HandleSize { tokens: routing.tokens, ..any }
 }
 
-/// Stores what `handle` has on the host, behind the kernels that have filled its memory.
+/// Stores the host's numbers of `handle`, behind the kernels that have filled its memory.
 pub fn store(handle: &NodesHt, GivenBlock(block): GivenBlock, at: &StreamScope) -> Result<()> {
     let header = handle.group.plan.header(&handle.routing, handle.epoch);
     let numbers = handle.counts.tokens.iter().chain(&handle.counts.words);
@@ -75,23 +75,23 @@ pub fn store(handle: &NodesHt, GivenBlock(block): GivenBlock, at: &StreamScope) 
     driver::upload(block, &bytes, at.stream)
 }
 
-/// Marks that the block has no routing any more.
+/// Marks the block as without a routing.
 pub fn forget(GivenBlock(block): GivenBlock, at: &StreamScope) -> Result<()> {
     driver::upload(block, &[0; HEADER_WORDS * WORD], at.stream)
 }
 
-/// Such a handle.
+/// A handle in a caller's memory.
 pub struct GivenHt {
     pub group: Arc<HtShared>,
     pub rails: Arc<Rails>,
     pub routing: Routing,
     pub block: GivenBlock,
-    /// What comes by its own update, if it had one.
+    /// The number of rows of its own update, if it had one.
     pub received: Option<usize>,
 }
 
 impl GivenHt {
-    /// The handle whose bytes are there.
+    /// Builds the handle from the bytes there.
     fn open(&self, stream: Stream) -> Result<NodesHt> {
         let at = &self.group.enter(stream)?;
         if at.is_captured() {

@@ -1,4 +1,4 @@
-//! A handle over several nodes, once it is made.
+//! A handle over several nodes, once it is created.
 
 use crate::backend::cuda::driver::memory::Buffer;
 use crate::backend::cuda::driver::stream::StreamScope;
@@ -19,32 +19,32 @@ use std::sync::Arc;
 pub struct NodesHt {
     pub group: Arc<HtShared>,
     pub rails: Arc<Rails>,
-    /// What the library has of it; `None` if it was opened again in a caller's memory.
+    /// The library's memory for it; `None` if it was reopened in a caller's memory.
     pub memory: Option<Taken<NodesMemory>>,
-    /// Where it begins on the device.
+    /// The start of its device memory.
     pub base: DevPtr,
     pub size: HandleSize,
     pub routing: Routing,
     pub grids: HandleGrids,
     pub epoch: u32,
-    /// Rows that this rank receives, and the slots of all zones, where they lie by expert.
+    /// Rows that this rank receives, and the number of slots if they lie by expert.
     pub rows: usize,
     pub slots: Option<usize>,
-    /// Rows as they come, where they lie by expert.
+    /// If rows lie by expert: memory for them in arrival order.
     pub apart: Option<Arc<Buffer>>,
     pub counts: Counts,
     pub stages: Stages,
     pub banks: Arc<Banks>,
 }
 
-/// Tokens that travel before each chunk: own ones to each other node, and those that come from each forwarded rank.
+/// Tokens that travel before each chunk: own ones to each other node, and those that arrive from each forwarded rank.
 pub struct Counts {
     pub words: Vec<usize>,
-    /// All tokens of each forwarded rank, whether they come here or not.
+    /// All tokens of each forwarded rank, whether they travel here or not.
     pub tokens: Vec<usize>,
-    /// Of a node or a forwarded rank.
+    /// Numbers per node or forwarded rank.
     pub ends: usize,
-    /// Other nodes.
+    /// Number of other nodes.
     pub others: usize,
 }
 
@@ -59,12 +59,12 @@ impl Counts {
         self.departing(other, chunks.end) - self.departing(other, chunks.start)
     }
 
-    /// Tokens of forwarded rank `source` that come before `chunk`.
+    /// Tokens of forwarded rank `source` that arrive before `chunk`.
     pub fn coming(&self, source: SourceIx, chunk: usize) -> usize {
         self.departing(self.others + source.index(), chunk)
     }
 
-    /// Tokens of forwarded rank `source` in `chunks` that come.
+    /// Tokens of forwarded rank `source` in `chunks` that arrive.
     pub fn coming_in(&self, source: SourceIx, chunks: &Range<usize>) -> usize {
         self.departing_in(self.others + source.index(), chunks)
     }
@@ -74,13 +74,13 @@ impl Counts {
         self.tokens.first() == Some(&self.departing(other, self.ends - 1))
     }
 
-    /// Whether all tokens of forwarded rank `source` come here: what that rank knows by `all_depart`.
+    /// Whether all tokens of forwarded rank `source` arrive: that rank's `all_depart`.
     pub fn all_come(&self, source: SourceIx) -> bool {
         self.tokens.get(source.index()) == Some(&self.coming(source, self.ends - 1))
     }
 
-    /// The first number that is none of a handle of ranks with at most `most` tokens: more than that, or fewer than went
-    /// before.
+    /// The first number that no handle of ranks with at most `most` tokens can have: larger than that, or smaller than
+    /// the one before.
     pub fn unsound(&self, most: usize) -> Option<usize> {
         let rows = self.words.chunks_exact(self.ends);
         let falls = rows.flat_map(|ends| ends.iter().zip(ends.iter().skip(1))).find(|(end, next)| next < end);
@@ -94,12 +94,12 @@ impl Counts {
 }
 
 impl NodesHt {
-    /// Keeps the library's memory for the graph that `at` is captured into, if it is.
+    /// Reserves the library's memory for the graph that `at` is captured into, if it is.
     pub fn stay_in_graph(&self, at: &StreamScope) {
         self.memory.iter().for_each(|memory| memory.use_at(at));
     }
 
-    /// The handle's memory as kernels see it.
+    /// The handle's memory in the kernels' form.
     pub fn device(&self) -> Result<HtNodesMemory> {
         Ok(self.parts()?.memory)
     }

@@ -1,5 +1,5 @@
-//! The messages of a stage: one for each pair of ranks and direction, with a header, rows, and what travels beside
-//! these. Both sides know the sizes, from the tokens that travel and the bytes of each. Pure functions.
+//! The messages of a stage: one per pair of ranks and direction, with a header, rows, and what accompanies the rows.
+//! Both sides derive the sizes from the number of tokens and the bytes of each. Pure functions.
 
 use crate::backend::cuda::kernels::to_u32;
 use crate::backend::cuda::params::common::MessageHeader;
@@ -13,23 +13,23 @@ use crate::model::tensor::DevPtr;
 
 pub const HEADER_BYTES: usize = size_of::<MessageHeader>();
 
-/// What travels for each token.
+/// Bytes that travel for each token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TokenBytes {
-    /// Of its row, with scales.
+    /// Its row, with scales.
     pub row: usize,
-    /// Of what travels beside it: zero, or the same for all tokens.
+    /// What accompanies the row: zero, or the same for all tokens.
     pub tail: usize,
 }
 
 impl TokenBytes {
-    /// Of a `row` with `tail` bytes beside it.
+    /// For a `row` accompanied by `tail` bytes.
     pub fn new(row: impl Into<WireRow>, tail: usize) -> Self {
         Self { row: row.into().slot_bytes(), tail: tail.next_multiple_of(ROW_ALIGN) }
     }
 }
 
-/// Where the messages of a stage lie.
+/// The place of a stage's messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bank {
     /// The first row of the first message.
@@ -56,7 +56,7 @@ impl Bank {
     }
 }
 
-/// One message, or two where rows are sent from elsewhere.
+/// A message, or two if rows are sent from elsewhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parcel {
     pub first_row: usize,
@@ -70,7 +70,7 @@ impl Parcel {
         self.tokens * self.bytes.row
     }
 
-    /// Bytes in front of the rows. The header keeps its place where only tails are wanted.
+    /// Bytes in front of the rows. The header keeps its place even if only tails are needed.
     fn front_bytes(&self) -> usize {
         let tails = self.tokens * self.bytes.tail;
         if tails > 0 || self.has_header { tails + HEADER_BYTES } else { 0 }
@@ -92,7 +92,7 @@ impl Parcel {
         Message { peer, data: DevPtr(rows), bytes: self.row_bytes() }
     }
 
-    /// All of it as one message, or as two where the rows are apart.
+    /// All of it as one message, or as two if the rows are elsewhere.
     pub fn parts(self, peer: GroupRank, rows: Option<usize>) -> impl Iterator<Item = Message> {
         let apart = rows.map(|rows| self.rows(peer, rows));
         let first = match apart {

@@ -1,9 +1,9 @@
 //! High-throughput operations of a group over several nodes.
 //!
-//! Rows travel along rails: a token crosses the network once for each other node that has one of its experts, to
-//! the rail peer there, which forwards it to the node's ranks as it sends its own. Combine goes the other way: the
-//! rail peer sums what the node's ranks return for a token, and one row travels home, which adds its own node and
-//! then the others. Operations run in stages: while one is on the network, that before it is on NVLink.
+//! Rows travel along rails: a token crosses the network once for each other node that hosts one of its experts, to the
+//! rail peer there, which forwards it to the node's ranks just as it sends its own. Combine goes the other way: the
+//! rail peer sums what the node's ranks return for a token and sends one row home, where it is added after the home
+//! node's. Operations run in stages: while one is on the network, the previous one is on NVLink.
 
 mod combine;
 mod create;

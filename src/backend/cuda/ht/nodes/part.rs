@@ -1,4 +1,4 @@
-//! What a rank brings to a handle over several nodes, and its memory.
+//! A rank's part of a handle over several nodes, and its memory.
 
 use crate::backend::HtRouting;
 use crate::backend::cuda::agreement::{verdict_refusing, verdict_with};
@@ -16,14 +16,14 @@ use crate::model::handle_state::HandleLife;
 use crate::model::ops::{HandleForm, IntWidth, Numbers, Routing, RoutingCounters};
 use crate::model::tensor::DevPtr;
 
-/// What this rank brings to a handle.
+/// This rank's part of a handle.
 pub struct Part {
     pub memory: Taken<NodesMemory>,
-    /// Where its memory on the device begins.
+    /// The start of its device memory.
     pub base: DevPtr,
-    /// Its ids are those that kernels read: the caller's, or a copy that the handle keeps.
+    /// Its ids are those that kernels read: the caller's, or the copy that the handle keeps.
     pub routing: Routing,
-    /// What is to be copied.
+    /// The copy to make of the ids.
     pub ids: Option<IdCopy>,
     pub counter: Option<DevPtr>,
     pub counters: RoutingCounters,
@@ -32,7 +32,7 @@ pub struct Part {
 }
 
 impl Part {
-    /// With memory for the handle.
+    /// Takes memory for the handle.
     pub fn of(group: &HtShared, rails: &Rails, wanted: HtRouting, announced: &[Announced]) -> Result<Self> {
         let mut routing = wanted.routing;
         let verdict = verdict_with(to_u32(routing.top_k)?);
@@ -45,7 +45,7 @@ impl Part {
         let given = wanted.home.given;
         let size = given.map_or(needed, |_| given::size(group, rails, &routing));
         let bytes = rails.plan.memory(0, if given.is_none() { needed } else { HandleSize::default() })?.bytes;
-        // Of one size where the group has a bound, so that later handles can use it.
+        // In a group with a bound, of the same size for all handles, so that later ones can reuse it.
         let room = match group.plan.facts.max_tokens {
             _ if given.is_some() => HandleSize::default(),
             Some(most) => given::size_of_any(rails, most, (top_k, routing.form)),
@@ -86,7 +86,7 @@ impl Part {
     }
 }
 
-/// Finds out whether there is memory for a handle, before others count on this rank.
+/// Ensures that there is memory for a handle, before others depend on this rank.
 pub fn reserve(group: &HtShared, rails: &Rails, wanted: HtRouting) -> Result<HtRouting> {
     let Routing { top_k, form, .. } = wanted.routing;
     if let (None, Some(most)) = (wanted.home.given, group.plan.facts.max_tokens) {
@@ -96,7 +96,7 @@ pub fn reserve(group: &HtShared, rails: &Rails, wanted: HtRouting) -> Result<HtR
     Ok(wanted)
 }
 
-/// Memory of `bytes` at least; new one has this `room`.
+/// Memory of at least `bytes`; if new, with this `room`.
 fn memory(
     (group, rails): (&HtShared, &Rails),
     handle: &HandleLife,

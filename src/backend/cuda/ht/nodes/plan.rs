@@ -1,5 +1,5 @@
-//! The plan of HT operations over several nodes: chunks and stages, the layout of a handle's
-//! memory. Pure functions.
+//! The plan of HT operations over several nodes: chunks and stages, and the layout of a handle's memory. Pure
+//! functions.
 
 use crate::backend::cuda::ht::nodes::messages::HEADER_BYTES;
 use crate::backend::cuda::kernels::to_u32;
@@ -15,10 +15,10 @@ use std::ops::Range;
 
 const PACKET_BYTES: usize = 8;
 const REGION_ALIGN: usize = 256;
-/// Most bytes that travel beside a row: an id and a weight for each expert.
+/// Most bytes that accompany a row: an id and a weight for each expert.
 const MOST_TAIL_BYTES: usize = HT_MAX_TOP_K as usize * (size_of::<i64>() + size_of::<f32>());
 
-/// An operation has about so many stages; each sends at least and at most so many bytes to the other nodes together
+/// The approximate number of an operation's stages, and the limits on what a stage sends to all other nodes together
 /// (docs/development/high-throughput.md).
 struct Division {
     stages: usize,
@@ -26,14 +26,14 @@ struct Division {
     most_bytes: usize,
 }
 
-/// More stages hide more of the intra-node copy behind the network: all but the last stage's. Each costs one more
-/// NCCL launch. Where a node has one rank of the group, that copy is short.
+/// More stages hide more of the copying within the node behind the network: all but the last stage's. Each costs
+/// another NCCL launch. If a node has one rank of the group, that copying is short.
 const ALONE: Division = Division { stages: 2, least_bytes: 16 << 20, most_bytes: 32 << 20 };
 const WITH_OTHERS: Division = Division { stages: 8, least_bytes: 4 << 20, most_bytes: 16 << 20 };
 
-/// Up to so many bytes of rows are always packed. If all tokens of a rank travel, more rows than that are sent in
-/// place, as a second message behind the packed rest: over sockets a message costs NCCL 20 us and more, which copying
-/// so few bytes does not. Where stages are small, the limit is a quarter of a stage.
+/// Rows up to this size are always packed. If all tokens of a rank travel, larger amounts of rows are sent in place, as
+/// a second message behind the packed rest: over sockets a message costs NCCL 20 us and more, which copying so few
+/// bytes does not. For small stages the limit is a quarter of a stage.
 const MOST_PACKED_BYTES: usize = 1 << 20;
 
 /// The plan of one group.
@@ -47,26 +47,26 @@ pub struct NodesPlan {
     pub others: usize,
     /// Ranks that this one forwards for, itself included.
     pub forwarded: usize,
-    /// Most remote ranks that a rank of this node forwards for.
+    /// The most remote ranks that a rank of this node forwards for.
     pub width: usize,
     /// Chunks of a rank's tokens.
     pub chunks: usize,
     /// Experts of each rank.
     pub local_experts: usize,
-    /// Tokens of a rank that a stage should have.
+    /// The intended number of a rank's tokens per stage.
     stage_tokens: usize,
-    /// About how many bytes a rank sends in a stage.
+    /// About how many bytes a rank sends per stage.
     pub stage_bytes: usize,
-    /// Rows of a message of up to so many bytes are always packed.
+    /// Rows of up to this many bytes are always packed.
     pub packed_bytes: usize,
 }
 
-/// How an operation is divided, as all ranks divide it.
+/// The stages of an operation; the same on all ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stages {
-    /// The chunks of each.
+    /// The chunks of each stage.
     pub chunks: Vec<Range<usize>>,
-    /// Most tokens of a rank in a stage.
+    /// The most tokens of a rank in a stage.
     pub room: usize,
 }
 
@@ -83,24 +83,24 @@ impl Division {
     }
 }
 
-/// Where the first row of a message is, and the bytes of one of up to `room` tokens.
+/// The offset of a message's first row, and the size of a message of up to `room` tokens.
 pub fn message_sizes(room: usize, row_bytes: usize) -> (usize, usize) {
     let first_row = (room * MOST_TAIL_BYTES + HEADER_BYTES).next_multiple_of(REGION_ALIGN);
     let stride = (first_row + room * row_bytes).next_multiple_of(REGION_ALIGN);
     (first_row, stride)
 }
 
-/// What the memory of a handle has room for: tokens of this rank and of the others that it forwards for, and ids of each.
+/// The room in a handle's memory: for tokens of this rank and of the others that it forwards for, and ids per token.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct HandleSize {
     pub own: usize,
     pub remote: usize,
-    /// Own ones that there are.
+    /// The actual number of own tokens.
     pub tokens: usize,
     pub top_k: usize,
-    /// Whether a copy of the own ids is kept.
+    /// Whether the own ids are copied.
     pub keeps_ids: bool,
-    /// Where rows lie by expert: the most slots of all that may come.
+    /// If rows lie by expert: the most slots that may be needed.
     pub slots: usize,
 }
 
@@ -109,7 +109,7 @@ pub struct HandleParts {
     pub memory: HtNodesMemory,
     /// i64 `[own][top_k]`, if they are kept.
     pub ids: DevPtr,
-    /// Where rows lie by expert, `HtZones::slots` and `HtZones::begins`.
+    /// If rows lie by expert, `HtZones::slots` and `HtZones::begins`.
     pub slots: DevPtr,
     pub zones: DevPtr,
     pub bytes: usize,
@@ -119,7 +119,7 @@ impl NodesPlan {
     /// The plan for the rank of `facts`.
     pub fn new(facts: &GroupFacts, view: &NodeView) -> Self {
         let others = view.others();
-        // What a token of each rank takes on the way to all other nodes.
+        // What each rank's token takes on the way to all other nodes.
         let token_bytes = facts.row_bytes * others.max(1);
         let division = Division::of(&view.topology);
         let total = facts.max_tokens.map(|tokens| tokens * token_bytes);
@@ -149,12 +149,12 @@ impl NodesPlan {
         self.ranks * packets * PACKET_BYTES
     }
 
-    /// How many counts the device announces to the host.
+    /// How many counts the device reports to the host.
     pub fn announced(&self) -> usize {
         (self.others + self.forwarded) * (self.chunks + 1) + 2
     }
 
-    /// The stages of a handle where a rank has at most `most_tokens`.
+    /// The stages for a handle if a rank has at most `most_tokens`.
     pub fn stages(&self, most_tokens: usize) -> Stages {
         let chunks = self.chunks;
         let tokens = |width: usize| (most_tokens * width).div_ceil(chunks);
@@ -167,14 +167,14 @@ impl NodesPlan {
         }
     }
 
-    /// Room for the stages of any handle where a rank has at most `most_tokens`. Fewer tokens may go in fewer and
-    /// larger stages.
+    /// Room for the stages of any handle if a rank has at most `most_tokens`. Fewer tokens may travel in fewer, larger
+    /// stages.
     pub fn room(&self, most_tokens: usize) -> usize {
         let of_chunk = most_tokens.div_ceil(self.chunks);
         most_tokens.min(self.stage_tokens.max(of_chunk)).max(1)
     }
 
-    /// Most bytes of a message, with rows of up to `row_bytes`; any number where there is no bound of tokens.
+    /// Most bytes of a message with rows of up to `row_bytes`; without a bound on tokens no limit.
     pub fn most_message_bytes(&self, row_bytes: usize, max_tokens: Option<usize>) -> usize {
         max_tokens.map_or(usize::MAX, |tokens| {
             let ids = tokens * HT_MAX_TOP_K as usize * size_of::<i64>();
@@ -281,7 +281,7 @@ mod tests {
         assert_eq!(plan("aabb", 0, Some(128), 14_336).chunks, 1);
         assert_eq!(plan("aabb", 0, None, 14_336).chunks, WITH_OTHERS.stages);
         assert_eq!(plan("ab", 0, Some(4096), 14_336).chunks, ALONE.stages);
-        // All ranks have the same chunks, whatever their node has.
+        // All ranks have the same number of chunks, whatever their node's size.
         assert_eq!(plan("aaab", 3, Some(4096), 14_336).chunks, 8);
     }
 

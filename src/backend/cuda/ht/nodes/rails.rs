@@ -1,4 +1,4 @@
-//! What the handles of a group over several nodes share, the memory of each, and the banks that rows pass through.
+//! What handles over several nodes share, the memory of each, and the banks that rows pass through.
 
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::event::DriverEvent;
@@ -30,22 +30,22 @@ pub struct Rails {
     pub own_counts: usize,
     pub handshake: Handshake,
     pub pool: Pool<NodesMemory>,
-    /// For a rank that refuses its part of a handle.
+    /// For a rank that refuses its part in a handle.
     pub spare: Taken<NodesMemory>,
     row_bytes: usize,
     ids: Mutex<Vec<(Arc<Buffer>, usize)>>,
-    /// The last serve new handles. Earlier ones stay, as operations that use them may outlive their handles.
+    /// The last ones serve new handles. Earlier ones stay, as operations that use them may outlive their handles.
     banks: Mutex<Vec<Arc<Banks>>>,
-    /// As well, of `HtSpreadParams`.
+    /// The same for `HtSpreadParams`.
     apart: Mutex<Vec<(Arc<Buffer>, usize)>>,
     /// Locked while an operation is enqueued.
     pub turn: Mutex<Turn>,
 }
 
-/// What operations need one at a time.
+/// What one operation at a time uses.
 pub struct Turn {
     pub join: DriverEvent,
-    /// Of the last two stages on the network.
+    /// For the last two stages on the network.
     pub landed: [DriverEvent; 2],
 }
 
@@ -91,7 +91,7 @@ impl Rails {
         })
     }
 
-    /// Where rows lie by expert, the most slots of all that may come.
+    /// If rows lie by expert, the most slots that may be needed.
     pub fn slots(&self, most_tokens: usize, top_k: usize, form: HandleForm) -> usize {
         let slots = self.plan.ranks * most_tokens * top_k.min(self.plan.local_experts);
         if form.zones.is_some() { slots } else { 0 }
@@ -110,7 +110,7 @@ impl Rails {
         Ok(larger)
     }
 
-    /// Memory for `bytes` of rows as they come, where they lie by expert.
+    /// If rows lie by expert: memory for `bytes` of rows in arrival order.
     pub fn apart_for(&self, bytes: usize) -> Result<Arc<Buffer>> {
         self.enough(&mut self.apart.lock(), bytes)
     }
@@ -124,7 +124,7 @@ impl Rails {
         Ok(found)
     }
 
-    /// The last of `buffers`, or a new one behind it if that has fewer `bytes`.
+    /// The last of `buffers` if it has `bytes`, else a new one.
     fn enough(&self, buffers: &mut Vec<(Arc<Buffer>, usize)>, bytes: usize) -> Result<Arc<Buffer>> {
         if let Some((present, _)) = buffers.last().filter(|(_, there)| *there >= bytes) {
             return Ok(Arc::clone(present));
@@ -136,13 +136,12 @@ impl Rails {
     }
 }
 
-/// One handle's memory: device memory, which nobody uses if the handle is in a caller's, and pages that host and device
-/// share.
+/// One handle's memory: device memory, unused if the handle is in a caller's, and pages that host and device share.
 pub struct NodesMemory {
     buffer: Buffer,
     bytes: usize,
-    /// Tokens that travel, the most that a rank has, and the rows that this one receives; where they lie by expert also
-    /// the slots; and what ranks tell of their room.
+    /// Counts of travelling tokens, the most that a rank has, and the rows that this one receives; with zones also the
+    /// slots; then what ranks tell each other about room.
     pub announced: HostPage<HtCount>,
     /// The forwarded ranks, for `ht_route_nodes` alone.
     pub forwarded: HostPage<HtForwarded>,
@@ -162,23 +161,23 @@ impl NodesMemory {
         self.bytes.checked_sub(bytes)
     }
 
-    /// Where the device memory begins.
+    /// The start of the device memory.
     pub fn data(&self) -> DevPtr {
         self.buffer.data()
     }
 }
 
-/// The messages of a stage on their way between nodes: those of the remote ranks, and its own. Two of each,
-/// used by turns.
+/// The messages of a stage on their way between nodes: those with the remote ranks, and this rank's own. Two of each,
+/// used alternately.
 pub struct Banks {
     buffer: Buffer,
     /// Most tokens of a rank in a stage.
     pub room: usize,
-    /// The first row of a message.
+    /// Offset of a message's first row.
     first_row: usize,
     /// Bytes of a message.
     stride: usize,
-    /// Messages of a bank for the remote ranks, and of one of this rank.
+    /// Messages per bank with the remote ranks, and per bank of this rank.
     remote: usize,
     others: usize,
 }

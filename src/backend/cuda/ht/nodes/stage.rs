@@ -1,4 +1,4 @@
-//! A stage of an operation: its tokens, and its part of the rows between ranks, as kernel parameters.
+//! A stage of an operation: its tokens, and its share of the rows between ranks, as kernel parameters.
 
 use crate::backend::Faults as _;
 use crate::backend::cuda::driver::stream::StreamScope;
@@ -21,12 +21,12 @@ use crate::model::ops::Stream;
 use std::ops::{Deref, Range};
 use std::ptr::{null, null_mut};
 
-/// A table's word number `index`.
+/// The address of word `index` of a table.
 pub fn word(table: *const u32, index: usize) -> *const u32 {
     (table as usize + index * size_of::<u32>()) as *const u32
 }
 
-/// `bytes` behind `at`; NULL stays NULL.
+/// The address `bytes` behind `at`; NULL stays NULL.
 pub fn behind(at: usize, bytes: usize) -> usize {
     match at {
         0 => 0,
@@ -37,10 +37,10 @@ pub fn behind(at: usize, bytes: usize) -> usize {
 /// Stages that are on the network at a time.
 pub const AHEAD: usize = 2;
 
-/// Messages without rows and tails: the own tokens' are in the caller's tensors.
+/// Messages without rows and tails: own tokens are in the caller's tensors.
 pub const NO_MESSAGES: HtMessages = HtMessages { rows: null_mut(), stride: 0, row_bytes: 0, tail_bytes: 0 };
 
-/// The messages that came with a stage and whose headers are to be read: from the rail peers, or from remote ranks.
+/// Messages that came with a stage and whose headers must be read: from rail peers, or from remote ranks.
 #[derive(Clone, Copy)]
 pub struct Headers {
     pub of: Bank,
@@ -53,7 +53,7 @@ impl Headers {
         if self.from_rail_peers { plan.others } else { plan.forwarded - 1 }
     }
 
-    /// Whom they are from.
+    /// The ranks that sent them.
     fn ranks(self, network: &Network) -> *const u32 {
         if self.from_rail_peers {
             network.on_device.rail_peers.0 as *const u32
@@ -63,7 +63,7 @@ impl Headers {
     }
 }
 
-/// Tokens that a launch has: this rank's own, or those that it forwards.
+/// The tokens of a launch: this rank's own, or those that it forwards.
 pub struct Tokens {
     /// The place of the first one's entries.
     pub first: usize,
@@ -113,7 +113,7 @@ impl<'a> Handle<'a> {
         Tokens { first: range.start, count: range.len(), entries: (entries as usize + entry) as *mut HtEntry }
     }
 
-    /// The rows between ranks that `chunks` have: of the tokens whose messages are in `remote`, or of own ones.
+    /// The rows that `chunks` move between ranks: of the tokens whose messages are in `remote`, or of own ones.
     pub(super) fn stage(
         &self,
         chunks: &Range<usize>,
@@ -123,7 +123,7 @@ impl<'a> Handle<'a> {
         let (memory, plan) = (&self.device, self.plan());
         let is_own = remote.is_none();
         let messages = |bank: Option<Bank>| bank.map_or(Ok(NO_MESSAGES), |it| it.messages());
-        // With one message, its tokens are in order.
+        // If there is only one message, its tokens are in order.
         let is_in_order = is_own || plan.forwarded <= 2;
         let (departures, arrivals) =
             if is_own { (memory.source_rows, memory.own_arrivals) } else { (memory.departures, memory.arrivals) };
@@ -155,7 +155,7 @@ impl<'a> Handle<'a> {
         })
     }
 
-    /// Whose the remote tokens from number `first` on are.
+    /// The origins of the remote tokens from number `first` on.
     fn origins(&self, first: usize) -> *const HtOrigin {
         (self.device.origins as usize + first * size_of::<HtOrigin>()) as *const HtOrigin
     }
@@ -171,7 +171,7 @@ impl<'a> Handle<'a> {
         })
     }
 
-    /// What is needed to write `header` to the first `count` messages of `bank`, by `op`.
+    /// The parameters for writing `header` to the first `count` messages of `bank`, by `op`.
     pub(super) fn headers(
         &self,
         op: KernelOp,
@@ -188,7 +188,7 @@ impl<'a> Handle<'a> {
         })
     }
 
-    /// What both kernels need for `tokens`.
+    /// The common parameters of both kernels for `tokens`.
     pub(super) fn common(&self, op: KernelOp, launch: &HtLaunch, tokens: &Tokens) -> Result<HtCommon> {
         let memory = HtHandleMemory {
             entries: tokens.entries,
@@ -202,7 +202,7 @@ impl<'a> Handle<'a> {
     }
 }
 
-/// An operation while it is enqueued: stages on the caller's stream, messages on the side stream.
+/// An operation being enqueued: stages on the caller's stream, messages on the side stream.
 pub struct Enqueueing<'a> {
     pub rails: &'a Rails,
     pub side: Stream,
@@ -222,18 +222,18 @@ impl<'a> Enqueueing<'a> {
         })
     }
 
-    /// Ends the operation. What was enqueued uses the banks, even if something is missing. Where the network has
-    /// ended because this rank has failed, that failure is the one to report.
+    /// Ends the operation, even a partly enqueued one: what was enqueued uses the banks. If the network has ended
+    /// because this rank has failed, that failure is the one to report.
     pub fn end(&mut self, group: &HtShared, order: order::Turn<'_>, enqueued: Result<()>) -> Result<()> {
         if enqueued.is_err() {
-            // Messages that no kernel waits for are a part of the operation, too.
+            // Messages that no kernel waits for belong to the operation, too.
             let _ = self.turn.join.join(self.side, self.at.stream);
         }
         let cause = |error| group.context.faults.first().unwrap_or(error);
         order.end().and(enqueued.map_err(cause))
     }
 
-    /// The side stream waits for the caller's.
+    /// Makes the side stream wait for the caller's.
     pub fn fork(&mut self) -> Result<()> {
         self.turn.join.join(self.at.stream, self.side)
     }
@@ -252,7 +252,7 @@ impl<'a> Enqueueing<'a> {
         landed.record(self.side)
     }
 
-    /// The caller's stream waits for the messages of stage number `stage`.
+    /// Makes the caller's stream wait for the messages of stage `stage`.
     pub fn wait_for(&self, stage: usize) -> Result<()> {
         let [even, odd] = &self.turn.landed;
         let landed = if stage.is_multiple_of(2) { even } else { odd };

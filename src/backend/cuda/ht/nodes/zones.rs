@@ -1,6 +1,5 @@
-//! Operations of a handle over several nodes. Rows that lie by expert travel as others do, into memory of the
-//! library's; a kernel copies them from there to their slots, or sums them there. That writes rows once more, which the
-//! network hides.
+//! Operations with zones over several nodes. The rows travel like others, into memory of the library's; a kernel copies
+//! them from there to their slots, or sums the slots there. That writes rows once more, which the network hides.
 
 use crate::backend::HtBackend;
 use crate::backend::cuda::ht::kept::{self, Told};
@@ -23,7 +22,7 @@ const ALIGN: usize = 256;
 const WARP: usize = 32;
 const MOST_BLOCKS: usize = 512;
 
-/// Rows as they come, with what is beside them.
+/// Rows in arrival order, with what accompanies them.
 struct Apart {
     rows: DevPtr,
     scales: DevPtr,
@@ -31,7 +30,7 @@ struct Apart {
     weights: DevPtr,
 }
 
-/// Bytes for `rows` of them in any operation.
+/// Bytes for `rows` such rows in any operation.
 pub fn bytes_apart(group: &HtShared, rows: usize, top_k: usize) -> usize {
     let row = group.plan.facts.row_bytes + top_k * (size_of::<i64>() + size_of::<f32>());
     rows * row + 4 * ALIGN

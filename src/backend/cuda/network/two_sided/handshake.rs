@@ -1,7 +1,7 @@
 //! The handshake of a new handle between nodes: both sides of a message must know its size.
 //!
-//! Every rank announces its part to its rail peers when the handle is made, which is why all ranks must make their
-//! handles in one order. HT waits for what the others announce at once, LL in the first operation.
+//! Every rank announces its part to its rail peers when the handle is created, so all ranks must create their handles
+//! in the same order. HT waits for the others' parts at once, LL in the first operation.
 
 use crate::backend::Faults as _;
 use crate::backend::cuda::driver::memory::{CudaMemory, HostPage};
@@ -22,25 +22,25 @@ use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
 const BYTES: usize = size_of::<MessageHeader>();
-/// How long the host polls without sleeping: on a fast network the headers come within that, and the shortest sleep
-/// takes as long as they do.
+/// How long the host polls without sleeping: on a fast network the headers arrive within that time, and the shortest
+/// sleep takes as long as they do.
 const AWAKE: Duration = Duration::from_micros(100);
 /// How long it sleeps between polls after that.
 const NAP: Duration = Duration::from_micros(20);
 
-/// Memory for a handshake: this rank's header, then those of the ranks that it forwards for. The network reads and
-/// writes host memory: a copy behind an exchange might hold up copies of other streams.
+/// Memory for a handshake: this rank's header, then those of the ranks that it forwards for. The network accesses host
+/// memory: a copy behind an exchange could hold up copies of other streams.
 pub struct Handshake {
     page: HostPage<MessageHeader>,
     arrived: Mutex<Box<dyn StreamMark>>,
 }
 
-/// A handle that is made.
+/// A handle being created.
 #[derive(Clone, Copy)]
 pub struct NewHandle<'a> {
     pub network: &'a Network,
     pub faults: &'a FaultPage,
-    /// In texts of failures.
+    /// Its name in failure reports.
     pub what: &'static str,
     pub number: u32,
 }
@@ -60,7 +60,7 @@ pub struct Announced {
 }
 
 impl Handshake {
-    /// Memory for a rank that forwards for so many, itself included.
+    /// Memory for a rank that forwards for `forwarded` ranks, itself included.
     pub fn new(memory: &Arc<CudaMemory>, forwarded: usize) -> Result<Self> {
         Ok(Self { page: HostPage::new(&memory.context, forwarded)?, arrived: Mutex::new(memory.new_mark()?) })
     }
@@ -79,7 +79,7 @@ impl Handshake {
             ..Default::default()
         };
         self.page.write(0, header);
-        // The network reads it after this.
+        // The network reads the header after this.
         fence(Ordering::Release);
         let message =
             |(index, &peer)| Message { peer, data: DevPtr(self.page.device() as usize + index * BYTES), bytes: BYTES };
@@ -121,8 +121,8 @@ impl Handshake {
         transport.health().map_or(Ok(()), Err)
     }
 
-    /// Waits for what the ranks from 1 on that this one forwards for announce of `handle`. If it is no such handle, or
-    /// one has more than `most_tokens`, the network ends.
+    /// Waits for the headers about `handle` from the other ranks that this one forwards for. If one is about another
+    /// handle, or announces more than `most_tokens`, the network ends.
     pub fn wait(&self, handle: &NewHandle<'_>, most_tokens: usize) -> Result<Vec<Announced>> {
         self.wait_until_arrived(handle)?;
         let remote = handle.network.view.remote().iter().zip(1..);
@@ -136,9 +136,9 @@ impl Handshake {
     }
 }
 
-/// What `rank` announces of handle `number`, if that is what it does.
+/// What `rank` announces about handle `number`, if its header is about that.
 fn check(header: MessageHeader, rank: GroupRank, number: u32, most_tokens: usize) -> Result<Announced> {
-    // It may also have an operation on an earlier handle, where this rank has a new one.
+    // It may also run an operation on an earlier handle where this rank creates a new one.
     if header.handle != number || header.epoch != 0 {
         return Err(Error::usage(Subject::Handle, AmongRanks::Same { rank }).got(number, header.handle));
     }

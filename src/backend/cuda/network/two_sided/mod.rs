@@ -1,4 +1,4 @@
-//! A group's messages between nodes, where both hosts enqueue them: all that operations need for that alone.
+//! A group's messages between nodes, if both hosts enqueue them: everything that operations need only for that.
 
 pub mod handshake;
 
@@ -9,13 +9,13 @@ use parking_lot::{Mutex, RwLock};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What carries the messages of a group's operations.
+/// The transport of a group's operations.
 pub struct Exchanges {
     /// `None` once the group has closed.
     transport: RwLock<Option<Arc<dyn Transport>>>,
-    /// What the exchange that is being enqueued sends and receives, kept for its memory.
+    /// Messages of the exchange being enqueued; kept to reuse their memory.
     messages: Mutex<(Vec<Message>, Vec<Message>)>,
-    /// How many operations were enqueued.
+    /// Number of operations so far.
     operations: AtomicU64,
 }
 
@@ -50,13 +50,13 @@ impl Exchanges {
         transport.exchange(label, to, from, stream)
     }
 
-    /// The next operation, which does `what`.
+    /// The label of the next operation, which does `what`.
     pub fn label(&self, what: &'static str) -> Label {
         let number = self.operations.fetch_add(1, Ordering::Relaxed) + 1;
         Label { what, number }
     }
 
-    /// None will follow.
+    /// Releases the transport: no exchange follows.
     pub fn end(&self) {
         drop(self.transport.write().take());
     }

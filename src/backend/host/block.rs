@@ -8,15 +8,15 @@ use crate::error::{Error, Result};
 use crate::model::handle_state::{GivenBlock, HEADER_WORDS};
 use std::ops::Range;
 
-/// A block of so many bytes, as an operation on its stream sees it.
+/// A block of `size` bytes, as an operation on its stream sees it.
 pub struct Block<'a>(&'a mut [u8]);
 
 impl<'a> Block<'a> {
     /// The one at `GivenBlock`.
     ///
     /// # Safety
-    /// `rule` has checked its address, and that it has so many bytes; the caller leaves it to the operations of the
-    /// handle, which run one after the other.
+    /// `rule` has checked address and size; the caller leaves the block to the operations of the handle, which run one
+    /// after the other.
     pub unsafe fn new(GivenBlock(data): GivenBlock, size: usize) -> Self {
         // SAFETY: this function's contract.
         Self(unsafe { bytes_mut(data, size) })
@@ -27,7 +27,7 @@ impl<'a> Block<'a> {
         self.set(0, header.iter().flat_map(|word| word.to_ne_bytes()))
     }
 
-    /// The words of the header, if it begins as `expected`.
+    /// The words of the header, if it begins like `expected`.
     pub fn header(&self, expected: &[u32; HEADER_WORDS]) -> Result<Vec<u32>> {
         let words: Vec<u32> = numeric::u32s(self.section(0, HEADER_WORDS * 4)?).collect();
         check_header(&words, expected)?;

@@ -1,6 +1,6 @@
 //! Views of the caller's "device" memory, which on this backend is memory of this process.
 //!
-//! `rule` has checked the tensors that the addresses come from; their extents are the caller's word, as on a GPU.
+//! `rule` has checked the tensors that the addresses belong to; their extents are the caller's word, as on a GPU.
 #![allow(unsafe_code)]
 
 use crate::backend::host::mailboxes::Received;
@@ -34,8 +34,8 @@ pub unsafe fn bytes_mut<'a>(data: DevPtr, bytes: usize) -> &'a mut [u8] {
     unsafe { std::slice::from_raw_parts_mut(data.0 as *mut u8, bytes) }
 }
 
-/// Adds the int32 at `counts`, one for each of so many `experts`, to the int64 at `totals`. Behind the dispatch that
-/// delivers them, which has checked `counts`; the caller leaves both to the dispatches of the group.
+/// Adds the int32 at `counts`, one per expert, to the int64 at `totals`. Runs behind the dispatch that delivers the
+/// counts, which has checked `counts`; the caller leaves both to the group's dispatches.
 pub fn add_counts(counts: DevPtr, totals: DevPtr, experts: usize) {
     // SAFETY: as said above.
     let rows = unsafe { bytes(counts, experts * size_of::<u32>()) };
@@ -43,26 +43,26 @@ pub fn add_counts(counts: DevPtr, totals: DevPtr, experts: usize) {
     add_numbers(rows.iter().map(|row| u32::from_ne_bytes(*row)), totals);
 }
 
-/// Adds `numbers`, one for each local expert or source rank, to the int64 at `totals`, which the caller leaves to the
-/// dispatches of the group.
+/// Adds `numbers`, one per local expert or source rank, to the int64 at `totals`, which the caller leaves to the
+/// group's dispatches.
 pub fn add_numbers<N: Into<i64>>(numbers: impl IntoIterator<Item = N>, totals: DevPtr) {
     for (place, number) in numbers.into_iter().enumerate() {
-        // Dispatches on several streams may be counted at the same time.
+        // Dispatches on several streams may add concurrently.
         // SAFETY: as said above; the session has checked the alignment, and whoever else writes is this function.
         let total = unsafe { AtomicI64::from_ptr((totals.0 as *mut i64).wrapping_add(place)) };
         total.fetch_add(number.into(), Ordering::Relaxed);
     }
 }
 
-/// Adds how long each of the messages took to the int64 at `waits`, if somebody wants that.
+/// Adds how long each message took to the int64 at `waits`, if asked for.
 pub fn add_waits(messages: &[Received<'_>], waits: Option<DevPtr>) {
     if let Some(waits) = waits {
         add_numbers(messages.iter().map(Received::waited_ns), waits);
     }
 }
 
-/// Writes `from` to a caller's numbers, if he wants any. Whoever has read the arguments has checked that there is room; the
-/// caller leaves them to the library until the handle is made, or to the operation.
+/// Writes `from` to a caller's array, if there is one. Whoever read the arguments has checked its size; the caller
+/// leaves it to the library until the handle is created, or to the operation.
 pub fn write_numbers(to: Option<Numbers>, from: impl IntoIterator<Item = u32>) -> Result<()> {
     let Some(Numbers { data, width }) = to else { return Ok(()) };
     let from: Vec<u32> = from.into_iter().collect();
@@ -74,7 +74,7 @@ pub fn write_numbers(to: Option<Numbers>, from: impl IntoIterator<Item = u32>) -
     })
 }
 
-/// The same of int32 at `to`.
+/// The same for int32 at `to`.
 pub fn write_counts(to: Option<DevPtr>, from: &[u32]) -> Result<()> {
     write_numbers(to.map(|data| Numbers { data, width: IntWidth::Bits32 }), from.iter().copied())
 }

@@ -11,7 +11,7 @@ use crate::model::scales::{RowBytes, WireRow};
 use crate::model::tensor::DType;
 use std::fmt;
 
-/// By the number that stands for it in a message.
+/// Operations at the index that stands for them in a message.
 const OPERATIONS: [Operation; 5] =
     [Operation::LlDispatch, Operation::LlCombine, Operation::HtDispatch, Operation::HtCombine, Operation::HtHandle];
 
@@ -34,28 +34,28 @@ pub fn read_as(call: Operation, message: &[u8], source: usize) -> Result<Reader<
     Err(differs(Subject::Operation, source).found(Value::Operation(call), theirs))
 }
 
-/// What one rank says an operation is.
+/// One rank's view of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fingerprint {
     pub call: Operation,
-    /// Whether the receive phase waits for a completion.
+    /// Whether the receive phase is left to a completion.
     pub staged: bool,
-    /// In HT the number of the operation that created the handle, the same on all ranks of the handle.
+    /// HT: the number of the operation that created the handle, the same on all its ranks.
     pub handle: Option<u64>,
     /// Ids per token of the handle.
     pub top_k: usize,
     /// Whether rows are rank-major.
     pub by_rank: bool,
-    /// Whether they come into views.
+    /// Whether they go into views.
     pub in_view: bool,
-    /// Whether each entry's row comes home.
+    /// Whether each entry's row goes home.
     pub exact: bool,
     /// The rows as they travel.
     pub row: WireRow,
 }
 
 impl Fingerprint {
-    /// A message that begins with it.
+    /// A message that begins with the fingerprint.
     pub fn message<'a>(&self) -> Message<'a> {
         let mut message = Message::default();
         announce(self.call, &mut message);
@@ -102,7 +102,7 @@ impl Fingerprint {
         Ok(reader)
     }
 
-    /// A number for it.
+    /// The layout as a number.
     fn layout(&self) -> usize {
         usize::from(self.by_rank) + usize::from(self.in_view)
     }

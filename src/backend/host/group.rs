@@ -65,8 +65,8 @@ impl Platform for HostPlatform {
     }
 }
 
-/// Makes this rank's window and opens the others'. No rank continues before all have opened all, so
-/// every window exists while it is opened.
+/// Creates this rank's window and opens the others'. No rank continues before all have opened all, so every window
+/// exists while it is opened.
 fn open_windows(bootstrap: &Bootstrap, stream: Stream) -> Result<Vec<Window>> {
     let own = Window::create(bootstrap.ranks());
     let mine = own.as_ref().map_err(Error::clone);
@@ -109,8 +109,8 @@ impl GroupBackend for HostGroup {
         &self.objects
     }
 
-    /// Windows stay mapped until the last operation has released them, here and on the peers, and what peers map of
-    /// objects they do not write to: so closing needs no agreement.
+    /// Windows stay mapped until the last operation has released them, here and on the peers, and peers do not write to
+    /// the objects that they map: so closing needs no agreement.
     fn close(&self, _stream: Stream) -> Result<()> {
         self.shared.wait_for_pending(self.timeout)?;
         self.objects.take_all().into_iter().for_each(|it| it.give_back(true));

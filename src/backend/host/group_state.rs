@@ -1,4 +1,4 @@
-//! The state that all handles of a group share, and how operations get onto the caller's streams.
+//! The state that all handles of a group share, and how operations are enqueued on the caller's streams.
 
 use crate::backend::Faults;
 use crate::backend::device::{Memory, check_patience};
@@ -25,7 +25,7 @@ pub struct GroupState {
     pub views: Views,
     /// Phrases refusals for the other ranks.
     pub formatter: Formatter,
-    /// Of low-latency operations in memory of callers.
+    /// Receive phases of LL operations whose blocks are in callers' memory.
     pub received_in_given: Arc<Received>,
     /// The memory of objects.
     pub recognised: Arc<Recognised>,
@@ -35,7 +35,7 @@ pub struct GroupState {
     runtime: HostRuntime,
 }
 
-/// Of a view with the longest rows.
+/// Bytes of a view of the longest rows.
 fn view_bytes(facts: &GroupFacts) -> usize {
     facts.ranks * facts.max_tokens.unwrap_or(0) * facts.row_bytes
 }
@@ -64,15 +64,15 @@ impl GroupState {
         }
     }
 
-    /// Looks for the object that `rows` lie in, as backends do whose operations make use of it.
+    /// Looks up the object that `rows` lie in, as backends do that access them in place.
     pub fn recognise(&self, rows: Rows, row_bytes: usize) {
         if let Some(bytes) = rows.rows.checked_mul(row_bytes).filter(|it| *it > 0) {
             self.recognised.place_of(rows.data.0 as u64, bytes as u64);
         }
     }
 
-    /// Enqueues an operation on `stream`. It runs in the group's order and after `follow` returns;
-    /// `work` gets its epoch, which is also the result.
+    /// Enqueues an operation on `stream`. It runs in the group's order and after `follow` has returned; `work` gets its
+    /// epoch, which is also the result.
     pub fn enqueue_operation(
         self: &Arc<Self>,
         call: Operation,
@@ -127,8 +127,8 @@ impl GroupState {
         Ok(())
     }
 
-    /// Runs `work`. Its failure or panic becomes the group's fault. After a fault nothing runs any
-    /// more, as the other ranks have stopped too.
+    /// Runs `work`; its failure or panic becomes the group's fault. After a fault nothing runs any more, as the other
+    /// ranks have stopped, too.
     fn run(&self, call: Operation, work: impl FnOnce() -> Result<()>) {
         if self.mailboxes.fault().is_some() {
             return;
@@ -147,7 +147,7 @@ impl Faults for GroupState {
     }
 }
 
-/// The memory, of the stand-ins' device, made when the first view is asked for. It stays where it is.
+/// Views, in memory of the stand-ins' device that is allocated with the first view and then stays in place.
 pub struct Views {
     runtime: HostRuntime,
     bank_bytes: usize,
@@ -155,7 +155,7 @@ pub struct Views {
 }
 
 impl Views {
-    /// None yet; a bank will have `bank_bytes`.
+    /// No memory yet; a bank will have `bank_bytes`.
     pub fn new(runtime: HostRuntime, bank_bytes: usize) -> Self {
         Self { runtime, bank_bytes, banks: OnceCell::new() }
     }

@@ -1,9 +1,9 @@
 //! The protocol of every operation: post a message, read all ranks' messages, release them.
 //!
-//! A group's operations are numbered in call order, which is the same on every rank. Each operation
-//! has two epochs: one for its message, and one before it for data that the message depends on. A
-//! rank posts a message in any of its banks that all readers have released. Readers search the
-//! banks for the epoch, so a bank held by a staged operation does not stop later ones.
+//! A group's operations are numbered in call order, the same on every rank. Each operation has two epochs: one for its
+//! message, and the one before for data that the message depends on. A rank posts a message in any of its banks that
+//! all readers have released. Readers search the banks for the epoch, so a bank held by a staged operation does not
+//! block later ones.
 //!
 //! Why no wait is endless: at most two operations are staged, each holds one bank, and the other banks are released by
 //! receive phases that only wait for posts of the same epoch. Every wait has a deadline all the same.
@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use std::ops::Deref;
 use std::time::{Duration, Instant};
 
-/// Longest sleep between two checks of the ranks' failure marks.
+/// Longest sleep between checks of the ranks' failure marks.
 const LOOK: Duration = Duration::from_millis(50);
 
 const EPOCHS_PER_OPERATION: u64 = 2;
@@ -33,7 +33,7 @@ pub struct Mailboxes {
 }
 
 impl Mailboxes {
-    /// Of rank `rank`; `windows` has those of all ranks, in rank order.
+    /// The mailboxes of `rank`; `windows` are those of all ranks, in rank order.
     pub fn new(rank: usize, windows: Vec<Window>, timeout: Duration) -> Self {
         Self {
             rank,
@@ -50,8 +50,8 @@ impl Mailboxes {
         self.windows.len()
     }
 
-    /// Numbers a new operation in the order of the caller's calls; `launch` gets its epoch. If
-    /// `launch` fails, the number is not used up, as the other ranks will not see the operation.
+    /// Numbers a new operation in call order; `launch` gets its epoch. If `launch` fails, the number is not used up, as
+    /// the other ranks will not see the operation.
     pub fn begin(&self, launch: impl FnOnce(u64) -> Result<()>) -> Result<u64> {
         let mut last = self.last_epoch.lock();
         let epoch = *last + EPOCHS_PER_OPERATION;
@@ -124,8 +124,8 @@ impl Mailboxes {
         let bank = self.wait(
             window,
             || {
-                // A rank that makes another call may skip the preceding message; its next post says
-                // which call it made. That one is searched first, as ranks post in this order.
+                // A rank that makes another call may skip the preceding message; its next post says which call it made.
+                // The preceding one is searched first, as ranks post in this order.
                 let instead = banks().find(|bank| is_before(epoch) && bank.posted() == epoch + 1);
                 banks().find(|bank| bank.posted() == epoch).or(instead)
             },
@@ -139,8 +139,8 @@ impl Mailboxes {
     }
 
     /// Releases abandoned messages of operations before `epoch` for which this rank has posted its own message. Their
-    /// senders have posted them, or will without waiting for this rank. The others stay for a later post: a handle may
-    /// be destroyed before its send phase has run, perhaps on another stream.
+    /// senders have posted theirs, or will without waiting for this rank. The others are left to a later post: a handle
+    /// may be destroyed before its send phase has run, perhaps on another stream.
     fn settle_abandoned(&self, epoch: u64) -> Result<()> {
         let own = self.window(self.rank)?;
         let is_posted = |other| (0..BANKS).any(|bank| own.bank(bank).posted() == other);
@@ -156,8 +156,8 @@ impl Mailboxes {
         Ok(())
     }
 
-    /// Waits until `ready` returns a value. The bell of `window` announces changes; `wanted`
-    /// describes the awaited thing in errors.
+    /// Waits until `ready` returns a value. The bell of `window` announces changes; `wanted` names what is awaited, for
+    /// errors.
     fn wait<T>(&self, window: &Window, ready: impl Fn() -> Option<T>, wanted: impl Fn() -> String) -> Result<T> {
         let start = Instant::now();
         loop {
@@ -185,7 +185,7 @@ impl Mailboxes {
     }
 }
 
-/// Whether `epoch` is that of an exchange before an operation's message.
+/// Whether `epoch` belongs to an exchange before an operation's message.
 fn is_before(epoch: u64) -> bool {
     !epoch.is_multiple_of(EPOCHS_PER_OPERATION)
 }
@@ -195,7 +195,7 @@ fn operation_of(epoch: u64) -> u64 {
     epoch.div_ceil(EPOCHS_PER_OPERATION)
 }
 
-/// A message while it is read; dropping it releases the bank.
+/// A message being read; dropping it releases the bank.
 pub struct Received<'a> {
     message: Contents,
     bank: Bank<'a>,
@@ -205,7 +205,7 @@ pub struct Received<'a> {
 }
 
 impl Received<'_> {
-    /// How long it took to come, behind those that were waited for before it.
+    /// How long it took to arrive, after those waited for before it.
     pub fn waited_ns(&self) -> i64 {
         self.waited.as_nanos().try_into().unwrap_or(i64::MAX)
     }
@@ -233,7 +233,7 @@ mod tests {
         mailboxes.begin(|_| Ok(())).unwrap()
     }
 
-    /// Those of `ranks` ranks within this process.
+    /// The mailboxes of `ranks` ranks in this process.
     fn ranks(ranks: usize, timeout: Duration) -> Vec<Mailboxes> {
         let made: Vec<Window> = (0..ranks).map(|_| Window::create(ranks).unwrap()).collect();
         let open = |rank| {

@@ -1,6 +1,6 @@
 //! The message that one rank posts for an operation: a sequence of numbers and bytes.
 //!
-//! The reader reads in the order of writing, so there are no offsets to agree on.
+//! The reader reads in the order of writing, so no offsets need to be agreed on.
 
 use crate::error::{Error, Result};
 use std::borrow::Cow;
@@ -16,7 +16,7 @@ impl<'a> Message<'a> {
         self.parts.push(Cow::Owned((number as u64).to_le_bytes().to_vec()));
     }
 
-    /// Appends borrowed bytes; the reader must know their number.
+    /// Appends borrowed bytes, whose number the reader must know.
     pub fn bytes(&mut self, bytes: &'a [u8]) {
         self.parts.push(Cow::Borrowed(bytes));
     }
@@ -65,7 +65,7 @@ impl<'a> Reader<'a> {
         Ok(taken)
     }
 
-    /// The next `count` elements of `size` bytes. `count` comes from the sender, so it may be any number.
+    /// The next `count` elements of `size` bytes. The sender chose `count`, so it may be any number.
     pub fn array(&mut self, count: usize, size: usize) -> Result<&'a [u8]> {
         self.bytes(count.checked_mul(size).ok_or_else(too_short)?)
     }

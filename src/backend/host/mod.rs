@@ -1,9 +1,9 @@
 //! The host backend: the operations in plain Rust, ranks being processes or threads of one machine.
 //!
-//! Written for reading: this is the executable definition of the semantics and the oracle for the
-//! kernels. Every operation is one exchange (`mailboxes`): each rank posts a message in its own
-//! window, reads all ranks' messages, and releases them. It runs on the caller's stream as a host
-//! function of the CPU stand-ins, so missing synchronisation shows as it would on a GPU.
+//! Written for reading: this is the executable definition of the semantics and the oracle for the kernels. Every
+//! operation is one exchange (`mailboxes`): each rank posts a message in its own window, reads all ranks' messages, and
+//! releases them. It runs on the caller's stream as a host function of the CPU stand-ins, so missing synchronisation
+//! shows as it would on a GPU.
 
 mod block;
 mod device;

@@ -2,10 +2,10 @@
 //!
 //! Rows of the home's own node enter the fp32 sum directly. Rows of another node are summed there in the same order,
 //! and that sum is rounded to the rows' type, because it crosses the network as one row. The home's node comes first,
-//! then the preceding nodes, around the ring. On one node this is a plain sum.
+//! then the preceding nodes in ring order. On one node this is a plain sum.
 //!
-//! Invariant sums (`model::group::NodeSums`) round the home's part, too, and go through the nodes
-//! in ascending order, so that nothing depends on where a token is at home.
+//! Invariant sums (`model::group::NodeSums`) also round the home's part, and add the nodes in ascending order, so that
+//! nothing depends on a token's home.
 
 use crate::backend::host::numeric;
 use crate::error::Result;
@@ -13,7 +13,7 @@ use crate::model::ids::GroupRank;
 use crate::model::ops::RowType;
 use crate::model::topology::Topology;
 
-/// Room for the sum of one token.
+/// Buffers for the sum of one token.
 pub struct NodeSums<'a> {
     topology: &'a Topology,
     home: GroupRank,
@@ -36,8 +36,8 @@ impl<'a> NodeSums<'a> {
         }
     }
 
-    /// Writes the rounded sum of `parts` to `out`. `parts` are in the order of their node's sum;
-    /// `source` gives a part's rank, and `add` adds the part to a sum.
+    /// Writes the rounded sum of `parts` to `out`. `parts` are in their node's order; `source` returns a part's rank,
+    /// and `add` adds the part to a sum.
     pub fn store<T>(
         &mut self,
         parts: &mut [T],
@@ -53,7 +53,7 @@ impl<'a> NodeSums<'a> {
                 self.topology.distance(self.home, source(part))
             }
         };
-        // The sort is stable: the order within a node stays.
+        // The sort is stable, so the order within a node is kept.
         parts.sort_by_key(place);
         self.sum.fill(0.0);
         for node in parts.chunk_by(|a, b| place(a) == place(b)) {

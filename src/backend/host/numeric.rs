@@ -82,7 +82,7 @@ pub fn copy_row(rows: &mut [u8], index: usize, from: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// The address of row `index`, if it does not overflow.
+/// The byte range of row `index`, if it does not overflow.
 fn range(index: usize, row_bytes: usize) -> Option<Range<usize>> {
     let begin = index.checked_mul(row_bytes)?;
     Some(begin..begin.checked_add(row_bytes)?)

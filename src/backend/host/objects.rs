@@ -1,6 +1,6 @@
 //! Objects of a group on the CPU: memory of the stand-ins, in memory files that the ranks map of each other.
 //!
-//! Operations look tensors up there as those on GPUs do, and exchange their rows by messages all the same.
+//! Operations look tensors up there as on GPUs, but still exchange their rows by messages.
 #![allow(unsafe_code)]
 
 use crate::backend::device::Memory;
@@ -73,7 +73,7 @@ impl Drop for ObjectMemory {
         if let Some(runtime) = self.own
             && !self.is_published
         {
-            // There is no remedy for memory that cannot be freed.
+            // A failure to free memory cannot be handled.
             let _ = runtime.free(self.begin);
         }
     }
@@ -95,7 +95,7 @@ impl Mapped for ObjectMemory {
         true
     }
 
-    /// What peers still map is theirs.
+    /// What peers still map is their own concern.
     fn give_back(mut self, _all_unmapped: bool) {
         self.is_published = false;
     }
@@ -158,7 +158,7 @@ impl Mapper for HostMapper {
     }
 
     fn rest(&self, left: Duration) -> Result<()> {
-        // Which has twice the time for what is before it.
+        // It allows twice the time for what precedes the operations.
         self.shared.wait_for_pending(left / 2)
     }
 }

@@ -1,5 +1,5 @@
-//! The order of a group's operations on this rank, across streams: each begins after the one before
-//! it. Receive phases of staged operations have an order of their own.
+//! The order of a group's operations on this rank, across streams: each begins after the previous one. Receive phases
+//! of staged operations have an order of their own.
 
 use crate::backend::quiescence::{Graphs, Works};
 use crate::error::Result;
@@ -16,7 +16,7 @@ pub struct Order {
 }
 
 impl Order {
-    /// Waits until the operation with epoch `before` has ended. It was enqueued earlier, so the wait terminates.
+    /// Waits until the operation with epoch `before` has ended, which was enqueued earlier: so the wait terminates.
     pub fn follow(&self, before: u64) {
         let mut last = self.last.lock();
         while *last < before {
@@ -31,29 +31,29 @@ impl Order {
 }
 
 /// The receive phases of staged operations, by slot. They use the handle's memory, so each later operation on it waits
-/// for those enqueued before it, on any stream. Memory of a caller's may be several handles', which share these.
+/// for those enqueued before, on any stream. Handles in callers' memory may share it, and so share one instance.
 #[derive(Default)]
 pub struct Received([ReceivedInSlot; STAGED_SLOTS]);
 
 #[derive(Default)]
 struct ReceivedInSlot {
     ended: Order,
-    /// Epoch of the last one that was enqueued.
+    /// Epoch of the last one enqueued.
     last: AtomicU64,
 }
 
 impl Received {
-    /// The receive phase of the operation `epoch` is enqueued.
+    /// Records that the receive phase of operation `epoch` is enqueued.
     pub fn enqueued(&self, slot: StagedSlot, epoch: u64) {
         slot.of(&self.0).last.store(epoch, Ordering::Release);
     }
 
-    /// It has ended.
+    /// Records that it has ended.
     pub fn end(&self, slot: StagedSlot, epoch: u64) {
         slot.of(&self.0).ended.end(epoch);
     }
 
-    /// The wait that an operation enqueued now must do when it runs. It waits for earlier ones, so it terminates.
+    /// The wait that an operation enqueued now must perform when it runs: for earlier ones, so it terminates.
     pub fn follow(self: &Arc<Self>) -> impl FnOnce() + Send + 'static {
         let received = Arc::clone(self);
         let last = self.0.each_ref().map(|it| it.last.load(Ordering::Acquire));
@@ -65,13 +65,13 @@ impl Received {
     }
 }
 
-/// Host functions that were enqueued and have not run yet, on any stream.
+/// Host functions enqueued on any stream that have not run yet.
 #[derive(Default)]
 pub struct Pending(Mutex<usize>);
 
 impl Pending {
-    /// Enqueues one by `launch` and counts it. Not locked meanwhile: a launch waits beside a thread that frees memory,
-    /// which waits for those that are to end.
+    /// Counts one and enqueues it with `launch`, without holding the lock: a launch may wait for a thread that frees
+    /// memory, which waits for functions that have to take the lock to end.
     pub fn enqueue<T>(&self, launch: impl FnOnce() -> Result<T>) -> Result<T> {
         *self.0.lock() += 1;
         launch().inspect_err(|_| self.end())

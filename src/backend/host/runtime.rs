@@ -1,7 +1,7 @@
 //! The functions of the CPU stand-ins (`hostsim`) that this backend calls.
 //!
-//! They carry the CUDA runtime's names; a marker symbol tells the stand-ins from the real thing. "Device" memory is
-//! this process's own memory: allocated by the stand-ins or, as with PyTorch's tensors on the CPU, in any other way.
+//! They carry the CUDA runtime's names; a marker symbol tells the stand-ins from the real runtime. "Device" memory is
+//! this process's own: allocated by the stand-ins or, as PyTorch's CPU tensors, in any other way.
 #![allow(unsafe_code)]
 
 use crate::backend::device::{Device, EnteredDevice, Marks, Memory, StreamMark, may_run};
@@ -18,7 +18,7 @@ use std::sync::{Arc, Weak};
 /// The version of the stand-ins that this backend was written for.
 const ABI: c_int = 2;
 const ERROR_NOT_READY: c_int = 600;
-/// `cudaMemcpyDefault`: a caller's tensors may lie in plain host memory, as PyTorch's on the CPU do.
+/// `cudaMemcpyDefault`: a caller's tensors may be in plain host memory, as PyTorch's on the CPU are.
 const ANY_DIRECTION: c_int = 4;
 
 /// Calls a function of the stand-ins on the group's device; the error names it.
@@ -62,12 +62,12 @@ static FUNCTIONS: OnceCell<Functions> = OnceCell::new();
 /// `cudaStreamNonBlocking`: not ordered with the legacy default stream.
 const NON_BLOCKING: c_uint = 1;
 
-/// Memory to be freed at a quiescent moment of this process, on any of its devices, since freeing waits
-/// for all streams of a device. Reusable memory is found by its size in bytes.
+/// Memory to be freed at a quiescent moment of this process, on all of its devices, since freeing waits for all streams
+/// of a device. Reusable memory is found by its size.
 static QUIESCENCE: Lazy<Arc<Quiescence<usize>>> = Lazy::new(Arc::default);
 
-/// The stand-ins of this process, as a group on one of their devices calls them: whatever device the calling thread
-/// has, and whatever failure it has not asked for yet, stay as they are.
+/// The stand-ins of this process, as called by a group on one of their devices. The calling thread's current device and
+/// its unreported failure stay as they are.
 #[derive(Clone, Copy)]
 pub struct HostRuntime {
     functions: &'static Functions,
@@ -101,7 +101,7 @@ impl HostRuntime {
         Ok(Some(Self { functions, device }))
     }
 
-    /// What `call` answers on the group's device.
+    /// The result of `call` on the group's device.
     fn ask(&self, call: impl FnOnce(&Functions) -> c_int) -> c_int {
         let code = match self.enter_device() {
             Ok(_entered) => call(self.functions),
@@ -122,7 +122,7 @@ impl HostRuntime {
         }
     }
 
-    /// Makes the group's device the calling thread's until the result is dropped.
+    /// Makes the group's device current on the calling thread until the result is dropped.
     fn enter_device(&self) -> std::result::Result<Before, c_int> {
         let (functions, mut device) = (self.functions, 0);
         // SAFETY: writes one number.
@@ -147,7 +147,7 @@ impl HostRuntime {
         launched
     }
 
-    /// The allocation that has `data`, whose pages move into a memory file: nobody may write there meanwhile.
+    /// The allocation that contains `data`; its pages move into a memory file, so nobody may write there meanwhile.
     pub fn shared_block(&self, data: DevPtr) -> Result<SharedBlock> {
         let mut block = SharedBlock::default();
         // SAFETY: writes one block; the stand-ins know their allocations.
@@ -155,18 +155,18 @@ impl HostRuntime {
         Ok(block)
     }
 
-    /// Makes `works` count when quiescent moments are determined.
+    /// Counts `works` when quiescent moments are determined.
     pub fn watch<W: Works + 'static>(&self, works: &Arc<W>) {
         let works: std::sync::Weak<W> = Arc::downgrade(works);
         QUIESCENCE.watch(works);
     }
 
-    /// Whether an exchange that was given up is on a stream of this process.
+    /// Whether a stream of this process has an exchange that was given up.
     pub fn is_hung(&self) -> bool {
         QUIESCENCE.is_hung()
     }
 
-    /// Copies on a stream of its own: the legacy default stream would wait for the streams of other threads.
+    /// Copies on a separate stream: the legacy default stream would wait for other threads' streams.
     fn copy(&self, to: *mut c_void, from: *const c_void, bytes: usize) -> Result<()> {
         let stream = self.create_stream()?;
         let raw = stream.0 as *mut c_void;
@@ -190,7 +190,7 @@ impl HostRuntime {
 
     fn free_later(&self, key: usize, data: DevPtr) {
         let runtime = *self;
-        // There is no remedy for memory that cannot be freed.
+        // A failure to free memory cannot be handled.
         let free = move |address| drop(runtime.free_now(address));
         QUIESCENCE.later(Some(key), data.0, Some(Box::new(free)));
     }
@@ -238,7 +238,7 @@ impl Drop for Mark {
     }
 }
 
-/// The device that a thread had before.
+/// The thread's previous device.
 struct Before {
     functions: &'static Functions,
     device: c_int,
@@ -279,7 +279,7 @@ impl Memory for HostRuntime {
             free: Box::new(free),
             free_unawaited: Box::new(move |address| runtime.free_unawaited(address).is_ok()),
         });
-        // An allocation that is freed later counts as freed.
+        // An allocation that is to be freed later counts as freed.
         freed.get().cloned().unwrap_or(Ok(()))
     }
 

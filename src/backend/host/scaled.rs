@@ -1,5 +1,4 @@
-//! The rows of a dispatch with their scales: as they are sent, as they are read from a message, and
-//! as scales are written to where the caller wants them.
+//! The rows of a dispatch with their scales: sent, read from a message, and stored where the caller wants them.
 #![allow(unsafe_code)]
 
 use crate::backend::host::device::{bytes, read_element, write_element};
@@ -17,7 +16,7 @@ pub struct Outgoing<'a> {
     /// Rows in the caller's memory.
     pub data: DevPtr,
     pub tokens: usize,
-    /// Their type as they travel.
+    /// Their type when sent.
     pub row: RowType,
     pub scaled: Option<&'a Scaled>,
 }

@@ -1,7 +1,7 @@
 //! Memory files of another process.
 //!
 //! A peer's claims about its file are checked before use: it must be a memory file of the expected kind with a sealed
-//! length, so that no access to its mapping can end this process.
+//! length, so that accesses to its mapping cannot kill this process.
 
 use crate::error::{Code, Error, Result};
 use rustix::fs::{SealFlags, fcntl_get_seals};
@@ -10,10 +10,10 @@ use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// The length never changes.
+/// The length can never change.
 pub const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
-/// Where another process finds a memory file.
+/// Where other processes find a memory file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Address {
     /// The process that has it open.
@@ -31,7 +31,7 @@ pub struct SharedBlock {
     pub file: i32,
     /// Bytes of the file that may be mapped.
     pub file_bytes: usize,
-    /// Where in the file it begins.
+    /// Its offset in the file.
     pub offset: usize,
 }
 
@@ -54,7 +54,7 @@ impl Address {
     }
 }
 
-/// Opens the file at `address`, which must stay alive during the call; its link in `/proc` leads to `link`.
+/// Opens the file at `address`, which must stay alive during the call; its link in `/proc` must lead to `link`.
 pub fn open(address: Address, link: &str) -> Result<File> {
     let path = address.path();
     let failed = |cause: io::Error| match cause.kind() {
@@ -74,7 +74,7 @@ pub fn length(file: &File) -> Result<u64> {
     Ok(file.metadata().map_err(failed)?.len())
 }
 
-/// The refusal of a file at `address` that is none of the expected kind.
+/// The refusal of a file at `address` that is not of the expected kind.
 pub fn foreign(address: Address) -> Error {
     let path = address.path();
     Error::new(Code::RemoteError, format!("{path}: is no window of a group"))

@@ -3,9 +3,9 @@
 //! A window is an anonymous file (memfd) that peers open through `/proc`, so nothing is left behind when a process
 //! dies. The file is sparse: a bank may grow to a terabyte, but costs only the pages that messages have touched.
 //!
-//! A peer's claims about its window are checked before use. The file must be such a memfd with a
-//! sealed length, so that no access to its mapping can end this process. A message must lie inside
-//! its bank and be no longer than the memory that the peer has written.
+//! A peer's claims about its window are checked before use. The file must be such a memfd with a sealed length, so that
+//! accesses to its mapping cannot kill this process. A message must lie inside its bank and be no longer than the
+//! memory that the peer has written.
 #![allow(unsafe_code)]
 
 use crate::backend::host::shared_file::{self, Address, SEALS};
@@ -21,8 +21,8 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Number of messages that one rank may have posted and not all ranks have read: two staged
-/// operations, and two more so that others can proceed meanwhile.
+/// The most messages that one rank may have posted and not all ranks have read: two staged operations, and two more so
+/// that others can proceed meanwhile.
 pub const BANKS: usize = 4;
 
 /// Target of the link in `/proc` of a window's descriptor.
@@ -33,14 +33,14 @@ const BANK_BYTES: u64 = 1 << 40;
 const ALIGNMENT: u64 = 1 << 16;
 /// Number of parts of a file: the header and the banks.
 const PARTS: u64 = BANKS as u64 + 1;
-/// The unit in which the system reports a file's memory.
+/// The unit in which the kernel reports a file's memory.
 const BLOCK_BYTES: u64 = 512;
 /// Offset of the counters; the bell and the failure mark precede them.
 const COUNTERS: usize = 64;
 const BELL: usize = 0;
 const FAILED: usize = 4;
 const WORD: usize = size_of::<u64>();
-/// Up to so many bytes a message is copied by the system, which takes less than to map and unmap it.
+/// Up to this size the kernel copies a message, which takes less time than mapping and unmapping it.
 const COPIED_BYTES: usize = 1 << 16;
 
 /// A mapped window: this rank's own, or a peer's.
@@ -56,7 +56,7 @@ impl Window {
     pub fn create(ranks: usize) -> Result<Self> {
         let file = memfd_create("nccl_ep", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING);
         let file = File::from(file.map_err(|cause| Error::system("memfd_create", &cause.into()))?);
-        // A file larger than this process may make would end it by a signal.
+        // Creating a file beyond the process's limit would kill it with a signal.
         let limit = getrlimit(Resource::Fsize).current.unwrap_or(u64::MAX);
         file.set_len(bank_bytes(limit)? * PARTS).map_err(|cause| Error::system("sizing a shared window", &cause))?;
         fcntl_add_seals(&file, SEALS).map_err(|cause| Error::system("sealing a shared window", &cause.into()))?;
@@ -91,12 +91,12 @@ impl Window {
         Bank { window: self, first: COUNTERS + bank * (self.ranks + 2) * WORD }
     }
 
-    /// The bell's count, which grows with every change of the header.
+    /// The bell's count, which grows with every change to the header.
     pub fn bell(&self) -> u32 {
         self.word(BELL).load(Ordering::Acquire)
     }
 
-    /// Sleeps while the bell's count equals `rings`, at most `patience`. May wake up without a reason.
+    /// Sleeps while the bell's count equals `rings`, at most `patience`. May wake up spuriously.
     pub fn wait_for_bell(&self, rings: u32, patience: Duration) {
         let timeout = Timespec::try_from(patience).ok();
         let _ = futex::wait(self.word(BELL), Flags::empty(), rings, timeout.as_ref());
@@ -107,7 +107,7 @@ impl Window {
         let _ = futex::wake(self.word(BELL), Flags::empty(), u32::MAX / 2);
     }
 
-    /// Tells all readers that this window's rank gives up.
+    /// Tells all readers that this window's rank has failed.
     pub fn set_failed(&self) {
         self.word(FAILED).store(1, Ordering::Release);
         self.ring();
@@ -130,7 +130,7 @@ impl Window {
     }
 }
 
-/// Bytes per bank if a file may have `limit` bytes.
+/// Bytes per bank if files are limited to `limit` bytes.
 fn bank_bytes(limit: u64) -> Result<u64> {
     let bytes = BANK_BYTES.min(limit / PARTS) / ALIGNMENT * ALIGNMENT;
     if bytes > 0 {
@@ -172,7 +172,7 @@ impl Bank<'_> {
         self.window.ring();
     }
 
-    /// Writes a message of `bytes`, which `fill` makes; only after every reader has released the last one.
+    /// Writes a message of `bytes` with `fill`; only after every reader has released the last one.
     pub fn write(&self, bytes: usize, fill: impl FnOnce(&mut [u8]) -> Result<()>) -> Result<()> {
         let most = self.window.bank_bytes;
         if bytes as u64 > most {
@@ -192,7 +192,7 @@ impl Bank<'_> {
         fill(&mut mapped.map_err(|cause| Error::system("mapping a message to write", &cause))?)
     }
 
-    /// The message; only between its post and this rank's [`Bank::set_read`].
+    /// The message; only valid between its post and this rank's [`Bank::set_read`].
     pub fn read(&self) -> Result<Contents> {
         let bytes = self.window.counter(self.first + WORD).load(Ordering::Relaxed);
         // Reading a hole of the file would cost the reader memory, so the claimed length alone is not trusted.
@@ -213,7 +213,7 @@ impl Bank<'_> {
             .map_err(|cause| Error::system("mapping a message to read", &cause))
     }
 
-    /// Of the bank in the file.
+    /// Offset of the bank in the file.
     fn offset(&self) -> u64 {
         let index = (self.first - COUNTERS) / ((self.window.ranks + 2) * WORD);
         self.window.bank_bytes * (index as u64 + 1)
@@ -228,9 +228,9 @@ impl Bank<'_> {
 
 /// The bytes of a message.
 pub enum Contents {
-    /// Of a short one.
+    /// For short messages.
     Copy(Vec<u8>),
-    /// Of a long one.
+    /// For long messages.
     Mapping(Mmap),
 }
 

@@ -1,5 +1,5 @@
-//! Rank-major operations on one node: the parameters of their kernels, and what they launch. A dispatch into a view and
-//! a combine copy no rows on their arrival.
+//! Rank-major operations on one node: the parameters and launches of their kernels. A dispatch into a view, and a
+//! combine, do not copy rows when they arrive.
 
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::kernels;
@@ -21,7 +21,7 @@ use crate::model::tensor::DevPtr;
 
 impl Handle {
     /// Enqueues `part` of a rank-major dispatch on one node.
-    // Apart, as are rows with scales.
+    // Out of line, like rows with scales.
     #[inline(never)]
     pub fn launch_rank_dispatch(
         &self,
@@ -81,7 +81,7 @@ impl Handle {
         at: &StreamScope,
     ) -> Result<()> {
         let mut dispatch = self.rank_dispatch_params((op, beside), op.tokens, &self.plan.dispatch, Part::WHOLE);
-        // Scales travel beside the rows.
+        // Scales travel separately from the rows.
         dispatch.dispatch.common.shape = self.plan.shape(op.row.into(), Cut::Large);
         let mut view = self.view(Some(bank), &dispatch.dispatch.common.shape)?;
         view.scale_bytes = scale_bytes(op.wire()) as u32;
@@ -104,8 +104,8 @@ impl Handle {
     pub fn launch_rank_combine(&self, op: &LlCombine, part: Part, at: &StreamScope) -> Result<()> {
         let grid = Grid::shared(0, LL_VIEW_THREADS);
         let combine = self.combine_params(op, &grid, part);
-        // A staged one, which is in no order with whole ones, leaves its view to the next dispatch there; so does one whose
-        // rows lie there otherwise than those that came.
+        // A staged combine, which is not ordered with whole operations, leaves its view to the next dispatch there; so
+        // does a combine whose rows lie there in another layout than received ones.
         let shape = &combine.common.shape;
         let lies =
             |bank| Some(self.views.as_ref()?.lies(bank, op.expert_rows, op.row.bytes() * shape.max_tokens as usize));
@@ -117,7 +117,7 @@ impl Handle {
         let (grid, parts) = (self.plan.view, view.parts as usize);
         let groups = if is_own { grid.groups(parts) } else { 1 };
         let group = launch_shape(op.launch, &mut view, grid.blocks(parts));
-        // The last group receives the rank's own tokens, so blocks that have none of these are left out.
+        // The last group receives the rank's own tokens, so its blocks without any are not launched.
         let last = if groups > 1 { grid.own_blocks(parts).min(group.blocks) } else { group.blocks };
         let shape = LaunchShape { blocks: (groups - 1) * group.blocks + last, ..group };
         let params = LlRankCombineParams {
@@ -135,7 +135,7 @@ impl Handle {
         self.views.as_deref().ok_or_else(|| Error::internal("views over several nodes"))
     }
 
-    /// What kernels need of `bank`.
+    /// The parameters for `bank`.
     fn view(&self, bank: Option<ViewBank>, shape: &LlShape) -> Result<LlView> {
         let views = self.views()?;
         let (parts, warps) = self.plan.view.cut(shape.chunks as usize);
@@ -155,8 +155,8 @@ impl Handle {
     }
 }
 
-/// The launch of a kernel with so many blocks of its own, of which a call may want another number; `view` learns how many.
-/// Its threads are fixed, and each block does everything.
+/// The launch of a kernel that by default has `own` blocks, unless a call asks for another number, which `view` gets.
+/// The number of threads is fixed, and each block does everything.
 fn launch_shape(asked: Launch, view: &mut LlView, own: u32) -> LaunchShape {
     let blocks = match asked.blocks {
         0 => own,

@@ -1,42 +1,42 @@
-//! The chunks in which rows travel, each moved by a warp.
+//! The chunks in which rows travel, each moved by one warp.
 
 use crate::backend::cuda::params::ll::LL_SCALED_CHUNK_VECS;
 use crate::model::group::ROW_ALIGN;
 use crate::model::scales::WireRow;
 
-/// Bytes of a chunk but the last one: 16 for each lane of a warp.
+/// Bytes of every chunk but the last: 16 for each lane of a warp.
 pub const CHUNK_BYTES: usize = 32 * 16;
-/// Of a chunk with scales, most of either part.
+/// Most bytes of payload, and of scales, in a chunk of a row with scales.
 const SCALED_CHUNK_BYTES: usize = LL_SCALED_CHUNK_VECS as usize * CHUNK_BYTES;
 
-/// A line of memory.
+/// A cache line.
 const LINE_BYTES: usize = 128;
 
-/// How large the chunks of a row with scales shall be. What travels is the same, so ranks may differ.
+/// The size of the chunks of a row with scales. The same data travels either way, so ranks may differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cut {
-    /// With few tokens there is a warp for each of more chunks.
+    /// More chunks: with few tokens there is a warp for each.
     Small,
     Large,
 }
 
-/// How a row is cut.
+/// How a row is divided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chunks {
-    /// How many there are.
+    /// Number of chunks.
     pub count: usize,
-    /// Flags of the row, whatever the cut.
+    /// Number of the row's flags, whatever the cut.
     pub flags: usize,
     /// Bytes of payload of each; the last may have less.
     pub payload: usize,
     /// Bytes of scales of each; the last has the rest.
     pub scales: usize,
-    /// Most 16-byte accesses of either part that a lane has.
+    /// Most 16-byte accesses that a lane makes to either part.
     pub accesses: u32,
 }
 
 impl Chunks {
-    /// Of a row that travels as `row`.
+    /// The chunks of a row that travels as `row`.
     #[inline]
     pub fn of(row: WireRow, cut: Cut) -> Self {
         match row.scales {
@@ -51,13 +51,13 @@ impl Chunks {
         Self { count, flags: count, payload: CHUNK_BYTES, scales: 0, accesses: 1 }
     }
 
-    /// Rows with many scales, which no cast makes, are cut evenly.
+    /// Rows with unusually many scales, which no cast makes, are divided evenly.
     fn with_scales(row: WireRow, cut: Cut) -> Self {
         let Some(large) = Self::at_blocks(row, LL_SCALED_CHUNK_VECS) else {
             return Self::evenly(row);
         };
-        // Flags stand for the same of either cut, also of a lane's first scales, which suffice; and where a small chunk
-        // has less than 16 bytes of scales, those of a cast would be in another one.
+        // Flags must mean the same in either cut, also those of a lane's first scales, which suffice; and with less than 16
+        // bytes of scales per small chunk, those of a cast would fall into another chunk.
         let of_last = row.slot_bytes() - row.payload.bytes() - (large.count - 1) * large.scales;
         let suits = |small: &Self| {
             let is_part = small.scales * LL_SCALED_CHUNK_VECS as usize == large.scales;
@@ -67,8 +67,8 @@ impl Chunks {
         small.map_or(large, |small| Self { flags: large.flags, ..small })
     }
 
-    /// Chunks that are cut where the blocks of a cast end, each with the scales of its own elements: with blocks of 128
-    /// or 32 elements, a full chunk of the most accesses has a multiple of 16 bytes of them.
+    /// Chunks that end with blocks of a cast, each with the scales of its own elements: with blocks of 128 or 32
+    /// elements, a full chunk with the most accesses has a multiple of 16 bytes of scales.
     fn at_blocks(row: WireRow, accesses: u32) -> Option<Self> {
         let most = accesses as usize * CHUNK_BYTES;
         let payload = row.payload.bytes();
@@ -95,18 +95,18 @@ impl Chunks {
     }
 }
 
-/// Bytes of a slot for a row of `row_bytes`. Slots begin at whole lines of memory: stores over NVLink to parts of
-/// lines take longer.
+/// Bytes of a slot for a row of `row_bytes`. Slots begin at cache lines, as NVLink stores to parts of lines take
+/// longer.
 pub fn slot_bytes(row_bytes: usize) -> usize {
     row_bytes.next_multiple_of(LINE_BYTES)
 }
 
-/// Most chunks of a row of `row_bytes`, its scales included.
+/// The most chunks of a row of `row_bytes`, including its scales.
 pub fn chunks(row_bytes: usize) -> usize {
     row_bytes.div_ceil(CHUNK_BYTES).max(1)
 }
 
-/// Most flags of such a row.
+/// The most flags of such a row.
 pub fn most_flags(row_bytes: usize) -> usize {
     chunks(row_bytes).next_multiple_of(LL_SCALED_CHUNK_VECS as usize)
 }
@@ -145,7 +145,7 @@ mod tests {
                         if cut.count > 1 {
                             assert_eq!(cut.scales, cut.payload / cast.block * of_block);
                         }
-                        // The kernels keep them in one access of each lane.
+                        // The kernels keep them in one access per lane.
                         assert!(rest(row, cut) <= 4 * ROW_ALIGN, "{hidden} {dtype} {count}");
                     }
                 }

@@ -1,5 +1,4 @@
-//! The fingerprint: what all ranks must agree on in an LL operation. Ranks exchange it first, in one
-//! word.
+//! The fingerprint: what all ranks must agree on in an LL operation. Ranks exchange it first, in a single word.
 
 use crate::backend::cuda::fault::{differs, op_value, other_rows};
 use crate::backend::cuda::params::common::{Fault, FaultReport, KernelOp};
@@ -11,26 +10,27 @@ use crate::model::layout::layout_name;
 use crate::model::ops::ViewBank;
 use crate::model::tensor::DType;
 
-/// Unit of the row size in the word; every row is a multiple of it.
+/// Unit of the row size in the word; rows are multiples of it.
 const ROW_UNIT: u32 = 16;
 
 /// The longest row that a fingerprint can express.
 pub const MOST_ROW_BYTES: usize = 15 << 20;
 
-// The word is a number of these digits, from the highest on: what is run, the type, ids per token less 1, the row.
+// The word is a number with these digits, highest first: the kind of operation, the type, ids per token less 1, the row
+// size.
 const RUNS: u32 = DISPATCH_BY_RANK + 2 * DISPATCHES_BY_RANK;
 const TYPES: u32 = DType::LAST as u32 + 1;
 const ROWS: u32 = MOST_ROW_BYTES as u32 / ROW_UNIT + 1;
 const _: () = assert!(RUNS as u64 * TYPES as u64 * LL_MAX_TOP_K as u64 * ROWS as u64 <= 1 << u32::BITS);
 
-// Values of the first one: expert-major dispatches, without scales and with them; combines, that in which each entry's row
-// comes home last; rank-major dispatches, each without a view and into each bank of views, then the same with scales.
+// Values of the first digit: expert-major dispatches, without and with scales; combines, the exact one last; rank-major
+// dispatches, without a view and into each bank of views, then the same with scales.
 const COMBINE: u32 = 2;
 const COMBINE_BY_RANK: u32 = 4;
 const DISPATCH_BY_RANK: u32 = 5;
 const DISPATCHES_BY_RANK: u32 = 1 + ViewBank::COUNT as u32;
 
-/// An operation as its peers must run it, too.
+/// An operation, as all ranks must run it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LlFingerprint {
     pub op: KernelOp,
@@ -42,9 +42,9 @@ pub struct LlFingerprint {
     pub top_k: u32,
     /// Whether rows are rank-major.
     pub by_rank: bool,
-    /// The bank of views that the rows go straight into; only if they are rank-major.
+    /// The bank of views that rows go into directly; only rank-major.
     pub view: Option<ViewBank>,
-    /// Whether each entry's row comes home; only if they are not.
+    /// Whether each entry's row goes home; only expert-major.
     pub exact: bool,
     /// Bytes per row without its scales, at most [`MOST_ROW_BYTES`].
     pub row_bytes: u32,
@@ -90,12 +90,12 @@ impl LlFingerprint {
     }
 }
 
-/// The failure of a report with fingerprints; none of any other.
+/// The failure that a report about fingerprints describes; none for other reports.
 pub fn of_report(report: &FaultReport) -> Option<Error> {
     (report.state == Fault::Differs as u32).then(|| difference(report))
 }
 
-/// What two ranks do not agree on, from their fingerprints.
+/// What two ranks disagree on, from their fingerprints.
 fn difference(report: &FaultReport) -> Error {
     let [mine, theirs] = [report.expected, report.got].map(LlFingerprint::from_word);
     let differs = |subject| differs(report, subject);

@@ -32,27 +32,27 @@ use std::sync::Arc;
 /// One routing of a group's LL operations. The data that a dispatch stores for its combine stays on the device.
 pub struct Handle {
     pub context: Arc<GroupContext>,
-    /// Where things lie in the windows.
+    /// The offsets in the windows.
     pub layout: LlLayout,
-    /// Where rows of views come, on one node.
+    /// The memory of views, on one node.
     pub views: Option<Arc<ViewBanks>>,
     pub plan: HandlePlan,
     pub routing: Routing,
     pub memory: Taken<HandleMemory>,
-    /// Of a block in a caller's memory.
+    /// For a block in a caller's memory.
     pub header: Option<GivenHeader>,
-    /// In the order of creation, from 1 on.
+    /// By order of creation, from 1 on.
     pub number: u32,
-    /// What the forwarded ranks have announced, once an operation has asked.
+    /// What the forwarded ranks have announced, once an operation has asked for it.
     pub source_tokens: OnceCell<SourceTokens>,
 }
 
-/// The tokens of the ranks from 1 on that this one forwards for.
+/// The number of tokens of the other ranks that this one forwards for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SourceTokens {
-    /// Of each.
+    /// By rank.
     pub of: Vec<usize>,
-    /// Of the one that has most.
+    /// The largest.
     pub most: u32,
 }
 
@@ -64,8 +64,8 @@ impl Handle {
         network.announce(&self.context, self.number, self.memory.handshake()?, own)
     }
 
-    /// What the forwarded ranks have announced of the handle; the first call may wait for it. If one has refused, so is
-    /// the operation, and the group goes on.
+    /// What the forwarded ranks have announced about the handle; the first call may wait for it. If one of them has
+    /// refused, the operation is refused, and the group goes on.
     pub fn source_tokens(&self, network: &LlNetwork) -> Result<&SourceTokens> {
         self.source_tokens.get_or_try_init(|| {
             let handle = network.new_handle(&self.context, self.number);
@@ -80,7 +80,7 @@ impl Handle {
         })
     }
 
-    /// Whether `rank`, which has `theirs` ids per token, has as many as this one.
+    /// Refuses if `rank`'s number of ids per token, `theirs`, differs from this rank's.
     fn check_top_k(&self, rank: GroupRank, theirs: u32) -> Result<()> {
         let ours = self.routing.top_k;
         if verdict_with(to_u32(ours)?) == theirs {
@@ -90,7 +90,7 @@ impl Handle {
     }
 
     /// Enqueues `part` of an operation on one node. In a caller's memory a dispatch writes the header once its block is
-    /// complete, and a combine looks at it first.
+    /// complete, and a combine compares it first.
     pub fn launch(&self, op: &LlOp, part: Part, at: &StreamScope) -> Result<()> {
         if part.phases != LlPhase::Receive {
             self.widen_ids(at)?;
@@ -112,7 +112,7 @@ impl Handle {
         }
     }
 
-    /// Enqueues the copy of ids of 32 bits, which kernels do not read; every operation reads the caller's anew.
+    /// Enqueues widening 32-bit ids, which kernels do not read; every operation reads the caller's ids again.
     pub fn widen_ids(&self, at: &StreamScope) -> Result<()> {
         let Routing { ids, width, tokens, top_k, .. } = self.routing;
         if width == IntWidth::Bits64 {
@@ -123,7 +123,7 @@ impl Handle {
         copy.enqueue(&self.context, at)
     }
 
-    /// The ids that kernels read.
+    /// The ids as kernels read them.
     pub fn ids(&self) -> *const i64 {
         let ids = match self.routing.width {
             IntWidth::Bits64 => self.routing.ids,
@@ -146,7 +146,7 @@ impl Handle {
         }
     }
 
-    /// The bank that `part` of a dispatch fills where its rows stay.
+    /// The bank that `part` of a dispatch fills directly, if it does.
     fn bank_to_fill(&self, op: &LlDispatch, part: Part) -> Option<ViewBank> {
         let stays = |views: &Arc<ViewBanks>| part.is_whole() && views.hold(op);
         op.view.filter(|_| self.views.as_ref().is_some_and(stays))
@@ -162,7 +162,7 @@ impl Handle {
         self.launch_following(kernel, op.launch, grid.launch, &params, at)
     }
 
-    // Apart, so that a dispatch without scales does not carry its parameters.
+    // Out of line, so that a dispatch without scales does not carry its parameters.
     #[inline(never)]
     fn launch_scaled_dispatch(&self, (op, scaled): (&LlDispatch, &Scaled), part: Part, at: &StreamScope) -> Result<()> {
         let (grid, kernel) = match (scaled.cast(), self.few_dispatch(op, part)) {
@@ -203,12 +203,12 @@ impl Handle {
         self.launch_following(kernel, op.launch, grid.launch_shape(0), &params, at)
     }
 
-    /// The grids of the kernels for few tokens, if `part` of an operation may take them.
+    /// The grids of the kernels for few tokens, if `part` of an operation may use them.
     fn few(&self, asked: Launch, part: Part) -> Option<&FewGrids> {
         self.plan.few.as_ref().filter(|_| part.is_whole() && asked.is_own())
     }
 
-    /// That of a dispatch, of whose chunks a lane has one access there.
+    /// The grid of such a dispatch, with chunks of one access per lane.
     pub(super) fn few_dispatch(&self, op: &LlDispatch, part: Part) -> Option<DispatchGrid> {
         let row = op.wire();
         let few = self.few(op.launch, part)?;
@@ -216,7 +216,7 @@ impl Handle {
         suits.then(|| few.of_rows(row.payload.bytes()))
     }
 
-    /// As [`GroupContext::launch_following`]; `shape` is of `asked`.
+    /// As [`GroupContext::launch_following`]; `shape` is for the launch `asked`.
     pub(super) fn launch_following<P>(
         &self,
         kernel: Kernel<P>,
@@ -228,8 +228,8 @@ impl Handle {
         self.context.launch_following(kernel, shape, params, asked.in_order, at)
     }
 
-    /// The parameters of `part` of a dispatch that reads its rows at `rows`: the caller's, or those in a message.
-    // Inlined, so that nearly a kilobyte of parameters is written once and not moved.
+    /// The parameters of `part` of a dispatch that reads rows at `rows`: in the caller's tensor, or in a message.
+    // Inlined, so that nearly a kilobyte of parameters is written in place, not moved.
     #[inline]
     pub fn dispatch_params(
         &self,
@@ -255,7 +255,7 @@ impl Handle {
     }
 
     /// The parameters of `part` of a combine.
-    // Inlined as above.
+    // Inlined for the same reason.
     #[inline]
     pub fn combine_params(&self, op: &LlCombine, grid: &Grid, part: Part) -> LlCombineParams {
         let fingerprint =
@@ -270,7 +270,7 @@ impl Handle {
         }
     }
 
-    // As above; and what takes a call comes first, so that peers are copied once.
+    // Inlined for the same reason. Everything that needs a call comes first, so that peers are copied once.
     #[inline(always)]
     fn common(&self, fingerprint: LlFingerprint, (row, cut): (WireRow, Cut), grid: &Grid, part: Part) -> LlCommon {
         let shape = self.plan.shape(row, cut);
@@ -290,12 +290,12 @@ impl Handle {
         }
     }
 
-    /// That of a dispatch.
+    /// The fingerprint of a dispatch.
     pub fn fingerprint_of_dispatch(&self, op: &LlDispatch) -> LlFingerprint {
         self.fingerprint(KernelOp::LlDispatch, op.wire(), op.layout)
     }
 
-    /// The fingerprint of operation `op` on rows that travel as `row`, for the other ranks.
+    /// The fingerprint of operation `op` on rows that travel as `row`.
     // The group has checked that both sizes fit.
     fn fingerprint(&self, op: KernelOp, row: WireRow, layout: Layout) -> LlFingerprint {
         LlFingerprint {
@@ -311,13 +311,13 @@ impl Handle {
     }
 }
 
-/// The `scaled` rows of a dispatch, as kernels that cut them so take them.
+/// The `scaled` rows of a dispatch as parameters of kernels with this cut.
 pub fn rows_with_scales(op: &LlDispatch, scaled: &Scaled, cut: Cut) -> Result<ScaledRows> {
     let scale_chunk_bytes = Chunks::of(op.wire(), cut).scales as u32;
     Ok(ScaledRows { scale_chunk_bytes, ..scaled_rows(op.row, scaled)? })
 }
 
-/// The caller's memory; NULL if `part` does not want the outputs, as it may be gone then.
+/// The caller's memory; NULL if `part` does not want the outputs, whose memory may be gone then.
 #[inline]
 pub fn kept(part: Part, data: DevPtr) -> usize {
     if part.keep { data.0 } else { 0 }

@@ -1,4 +1,4 @@
-//! How a handle's operations are launched: the part that a launch runs, its grid, and the sizes that kernels go by.
+//! Launches of a handle's operations: the part that a launch runs, its grid, and the sizes that kernels work with.
 
 use crate::backend::cuda::kernels::LaunchShape;
 use crate::backend::cuda::ll::chunks::{Chunks, Cut, slot_bytes};
@@ -10,16 +10,16 @@ use crate::model::scales::WireRow;
 use crate::tuning::{Choice, share};
 use std::ops::RangeInclusive;
 
-/// Fewest threads of a dispatch block: fewer would count entries for long.
+/// Fewest threads of a dispatch block: counting entries with fewer takes too long.
 pub const DISPATCH_LEAST_THREADS: u32 = 5 * 32;
-/// The same of a combine: one warp hears what the ranks run, and takes no rows.
+/// The same for a combine: one warp receives the ranks' fingerprints, and handles no rows.
 pub const COMBINE_LEAST_THREADS: u32 = 2 * 32;
 
-/// Warps of a block of a rank-major operation that move rows; one does all else.
+/// Warps of a rank-major block that move rows; one more warp does everything else.
 const ROW_WARPS: usize = LL_VIEW_THREADS as usize / 32 - 1;
-/// Parts of a row, each in a block alone on its multiprocessor, that a token has at most.
+/// Most parts into which a token's row is divided so that each block has a multiprocessor to itself.
 const MOST_PARTS: usize = 7;
-/// Blocks that a multiprocessor has room for, as the list of kernels says.
+/// Blocks that fit on a multiprocessor, as the list of kernels requires.
 const BLOCKS_PER_MULTIPROCESSOR: usize = 4;
 
 /// The part of an operation that a launch runs, and its channel.
@@ -35,7 +35,7 @@ impl Part {
     /// A whole operation on one node.
     pub const WHOLE: Self = Self { channel: LL_WHOLE_CHANNEL, phases: LlPhase::SendReceive, keep: true };
 
-    /// Whether it is of a whole operation.
+    /// Whether it belongs to a whole operation.
     pub fn is_whole(self) -> bool {
         self.channel == LL_WHOLE_CHANNEL
     }
@@ -51,15 +51,14 @@ impl Part {
     }
 }
 
-/// The channel of operations in `slot`; whole operations have a channel of their own.
+/// The channel of operations in `slot`; whole operations have another one.
 fn channel(slot: StagedSlot) -> u32 {
     LL_WHOLE_CHANNEL + 1 + slot.index() as u32
 }
 
 const _: () = assert!(LL_CHANNELS as usize == 1 + STAGED_SLOTS);
 
-/// Blocks of a launch: the first `send_blocks` send rows, the last `receive_blocks` do everything
-/// else.
+/// Blocks of a launch: the first `send_blocks` send rows, the last `receive_blocks` do everything else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grid {
     pub blocks: u32,
@@ -74,8 +73,7 @@ impl Grid {
         Self { blocks, threads, send_blocks: blocks, receive_blocks: blocks }
     }
 
-    /// `senders` blocks send rows, and `receivers` others do everything else. On a tiny device all
-    /// blocks do both.
+    /// `senders` blocks send rows, and `receivers` others do everything else. On a tiny device all blocks do both.
     pub fn split(senders: u32, receivers: u32, threads: u32) -> Self {
         if senders == 0 || receivers == 0 {
             return Self::shared((senders + receivers).max(1), threads);
@@ -83,14 +81,14 @@ impl Grid {
         Self { blocks: senders + receivers, threads, send_blocks: senders, receive_blocks: receivers }
     }
 
-    /// The measured grid `choice`, with its threads limited to the kernel's `possible` range.
+    /// The measured grid `choice`, with its threads clamped to the kernel's `possible` range.
     pub fn chosen(choice: Choice, possible: RangeInclusive<u32>) -> Self {
         let threads = choice.threads.clamp(*possible.start(), *possible.end());
         let receivers = choice.blocks.saturating_sub(choice.send_blocks);
         Self::split(choice.send_blocks, receivers, threads)
     }
 
-    /// This grid as a call wants it, with threads in the kernel's `possible` range. What the call leaves open is as here.
+    /// This grid with the changes that a call asks for, and threads in the kernel's `possible` range.
     pub fn asked(self, launch: Launch, possible: RangeInclusive<u32>) -> Self {
         if launch.is_own() {
             let threads = self.threads.min(*possible.end());
@@ -107,14 +105,13 @@ impl Grid {
         Self::chosen(choice, possible)
     }
 
-    /// This grid with at least `blocks` blocks. Added blocks receive.
+    /// This grid with at least `blocks` blocks; added ones receive.
     pub fn with_receivers(self, blocks: u32) -> Self {
         let added = blocks.saturating_sub(self.blocks);
         Self { blocks: self.blocks + added, receive_blocks: self.receive_blocks + added, ..self }
     }
 
-    /// This grid with at least `blocks` blocks. Added blocks send; where all blocks do both, they
-    /// do both, too.
+    /// This grid with at least `blocks` blocks; added ones send, or do both if all blocks do.
     pub fn with_senders(self, blocks: u32) -> Self {
         let does_both = self.receive_blocks == self.blocks;
         let grown = self.with_receivers(blocks);
@@ -137,8 +134,7 @@ impl Grid {
     }
 }
 
-/// `wanted`, limited to the `blocks` that run at the same time: blocks wait for those of the peers,
-/// so all must run.
+/// `wanted`, limited to the `blocks` that run at the same time: blocks wait for the peers' blocks, so all must run.
 pub fn at_most(wanted: usize, blocks: u32) -> u32 {
     u32::try_from(wanted).unwrap_or(u32::MAX).min(blocks)
 }
@@ -149,15 +145,15 @@ pub struct DispatchGrid {
     pub grid: Grid,
     /// Receiving blocks that notify.
     pub notify_blocks: u32,
-    /// Those that serve ranks with more tokens, where the kernel has such.
+    /// Receiving blocks reserved for ranks with more tokens, in kernels that have such.
     pub serve_blocks: u32,
-    /// How its kernel cuts rows.
+    /// The kernel's cut of rows.
     pub cut: Cut,
     pub launch: LaunchShape,
 }
 
 impl DispatchGrid {
-    /// This grid as a call wants it, of a kernel with so many threads at most.
+    /// This grid with the changes that a call asks for, for a kernel with at most `most_threads`.
     pub fn asked(self, launch: Launch, most_threads: u32) -> Self {
         if launch.is_own() {
             return self;
@@ -168,40 +164,40 @@ impl DispatchGrid {
     }
 }
 
-/// The grids of whole operations by the kernels for few tokens: blocks between those that send and those that receive
-/// tell the peers.
+/// The grids of whole operations with the kernels for few tokens, in which blocks between senders and receivers notify
+/// the peers.
 #[derive(Clone, Copy, Debug)]
 pub struct FewGrids {
-    /// Of which rows this rank has few.
+    /// The kinds of rows of which this rank has few.
     pub rows: FewRows,
     pub dispatch: DispatchGrid,
-    /// Of rows with `short_bytes` or less, half of the group's, as casts mostly have.
+    /// For rows of at most `short_bytes`, half the group's bound, like those of most casts.
     pub short_dispatch: DispatchGrid,
     pub short_bytes: usize,
-    /// Of fewer tokens than dispatches.
+    /// For fewer tokens than dispatches.
     pub combine: Option<Grid>,
 }
 
 impl FewGrids {
-    /// That of a dispatch of rows with so many bytes.
+    /// The grid of a dispatch of rows with `row_bytes`.
     pub fn of_rows(&self, row_bytes: usize) -> DispatchGrid {
         if row_bytes <= self.short_bytes { self.short_dispatch } else { self.dispatch }
     }
 }
 
-/// Of which rows of a dispatch there are few enough for those kernels.
+/// The kinds of dispatched rows that are few enough for those kernels.
 #[derive(Clone, Copy, Debug)]
 pub struct FewRows {
     pub by_rank: bool,
-    /// By expert, with scales and without.
+    /// By expert, with scales, and without.
     pub scaled: bool,
     pub plain: bool,
-    /// So few without scales that those of a view are copied.
+    /// Few enough, without scales, that a view's rows are copied.
     pub plain_of_view: bool,
 }
 
 impl FewRows {
-    /// Of rows that lie so, with scales or without.
+    /// Whether there are few rows in this layout, with or without scales.
     pub fn has(self, layout: Layout, scaled: bool) -> bool {
         match scaled {
             _ if layout.is_rank_major() => self.by_rank,
@@ -211,7 +207,7 @@ impl FewRows {
     }
 }
 
-/// What decides about the launches of rank-major operations whose rows nobody copies.
+/// What determines the launches of rank-major operations whose rows are not copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ViewGrid {
     pub tokens: usize,
@@ -221,22 +217,22 @@ pub struct ViewGrid {
 }
 
 impl ViewGrid {
-    /// In how many parts of how many chunks a row of so many is taken: of few tokens in more than there must be, while
-    /// three quarters of the multiprocessors have no block.
+    /// The number of parts, and of chunks in each, into which a row of `chunks` is divided: with few tokens more parts
+    /// than necessary, as long as three quarters of the multiprocessors have no block.
     pub fn cut(self, chunks: usize) -> (usize, usize) {
         let apart = (self.multiprocessors as usize / (4 * self.tokens.max(1))).clamp(1, MOST_PARTS);
         let warps = chunks.div_ceil(chunks.div_ceil(ROW_WARPS).max(apart));
         (chunks.div_ceil(warps.max(1)).max(1), warps)
     }
 
-    /// Whether more than one block of a multiprocessor polls: pauses between polls took pairs of 128 tokens on two
-    /// H200s from 24 to 19 us.
+    /// Whether several blocks of a multiprocessor poll: then pauses between polls reduced dispatch and combine of 128
+    /// tokens on two H200s from 24 to 19 us.
     pub fn polls_gently(self, parts: usize) -> bool {
         self.blocks(parts) > self.multiprocessors
     }
 
-    /// A block for each part of the rank's tokens, as many as run at the same time. Where others may have more tokens,
-    /// one on every second multiprocessor.
+    /// A block for each part of the rank's tokens, as many as run at the same time. If others may have more tokens, at
+    /// least one on every second multiprocessor.
     pub fn blocks(self, parts: usize) -> u32 {
         let all = self.multiprocessors as usize;
         let serving = all.div_ceil(2).min(self.most_tokens * parts);
@@ -248,8 +244,8 @@ impl ViewGrid {
         (self.tokens * parts).max(1) as u32
     }
 
-    /// Groups of blocks of a combine: one that receives and up to one that sends to each other rank, while a quarter of
-    /// the multiprocessors has no block for the rank's own tokens; else one that does both.
+    /// Groups of blocks of a combine: one that receives, and up to one for sending to each other rank, as long as a
+    /// quarter of the multiprocessors has no block for the rank's own tokens; otherwise one that does both.
     pub fn groups(self, parts: usize) -> u32 {
         let all = self.multiprocessors as usize;
         let most = BLOCKS_PER_MULTIPROCESSOR * all / self.blocks(parts) as usize;
@@ -257,44 +253,44 @@ impl ViewGrid {
     }
 }
 
-/// Which of the kernels of a combine that is not exact.
+/// The kernels of a combine that is not exact.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CombineKernel {
     /// With little code.
     FewTokens,
-    /// With more on its way at a time.
+    /// With more loads in flight.
     ManyTokens,
     OverNodes,
 }
 
-/// What is the same for all operations of one handle: its tokens and ids per token do not change.
+/// What all operations of a handle share: its number of tokens and ids per token are fixed.
 #[derive(Clone, Copy, Debug)]
 pub struct HandlePlan {
     pub dispatch: DispatchGrid,
-    /// Of one that forwards rows with scales.
+    /// For rows with scales that are forwarded.
     pub scaled_dispatch: DispatchGrid,
-    /// Of one that casts its rows.
+    /// For rows that are cast.
     pub cast_dispatch: DispatchGrid,
     pub combine: Grid,
-    /// Of what runs in the background, over several nodes.
+    /// For work in the background, over several nodes.
     pub relay_dispatch: DispatchGrid,
     pub relay_combine: Grid,
     pub combine_kernel: CombineKernel,
-    /// If those kernels suit some rows.
+    /// If the kernels for few tokens suit some rows.
     pub few: Option<FewGrids>,
-    /// Of rank-major operations whose rows nobody copies.
+    /// For rank-major operations whose rows are not copied.
     pub view: ViewGrid,
-    /// Without what depends on the rows.
+    /// Lacks what depends on the rows.
     pub shape_of_handle: LlShape,
 }
 
 impl HandlePlan {
-    /// The grid of a combine as a call wants it, of a kernel with so many threads at most.
+    /// The grid of a combine with the changes that a call asks for, for a kernel with at most `most_threads`.
     pub fn combine_asked(&self, launch: Launch, most_threads: u32) -> Grid {
         self.combine.asked(launch, COMBINE_LEAST_THREADS..=most_threads)
     }
 
-    /// The sizes of an operation on rows that travel as `row`, which the group's limits bound.
+    /// The sizes of an operation on rows that travel as `row`, within the group's limits.
     pub fn shape(&self, row: WireRow, cut: Cut) -> LlShape {
         let (row_bytes, chunks) = (row.slot_bytes(), Chunks::of(row, cut));
         LlShape {

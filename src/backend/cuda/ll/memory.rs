@@ -22,17 +22,17 @@ pub struct HandleMemory {
     form: HandleForm,
     /// `None` on one node.
     handshake: Option<Handshake>,
-    /// 1 + the index of a slot, or zero.
+    /// 1 + the index of a slot, or 0 for none.
     receiver: AtomicUsize,
 }
 
 impl HandleMemory {
-    /// The content is arbitrary, or left by an earlier handle. Initialising it would have to wait
-    /// for kernels, hence for other ranks, and a dispatch writes everything that its combine reads.
-    /// But that dispatch may be in a graph that was never launched, which the host cannot see.
-    /// Kernels then access no wrong address, but the group's results are meaningless from there on.
+    /// The content is arbitrary, or left by an earlier handle. Initialising it would mean waiting for kernels, hence
+    /// for other ranks, and a dispatch writes everything that its combine reads. But that dispatch may be in a graph
+    /// that was never launched, which the host cannot see: then kernels access no wrong address, but the group's
+    /// results are meaningless from there on.
     ///
-    /// Over several nodes the rank forwards for so many, itself included.
+    /// Over several nodes the rank forwards for `sources` ranks, itself included.
     pub fn new(
         (group, memory): (&GroupContext, &Arc<CudaMemory>),
         plan: &LlPlan,
@@ -54,7 +54,7 @@ impl HandleMemory {
         })
     }
 
-    /// The block of a handle with such a routing in a caller's memory, of a group on one node.
+    /// A block for this routing in a caller's memory, in a group on one node.
     pub fn given(plan: &LlPlan, routing: &Routing, GivenBlock(block): GivenBlock) -> Self {
         let Routing { top_k, form, .. } = *routing;
         Self {
@@ -68,7 +68,7 @@ impl HandleMemory {
         }
     }
 
-    /// Whether the memory fits a handle with such a routing.
+    /// Whether the memory fits a handle with this routing.
     pub fn serves(&self, routing: &Routing) -> bool {
         let is_same = (self.top_k, self.form) == (routing.top_k, routing.form);
         is_same && self.handshake.as_ref().is_none_or(Handshake::is_free)
@@ -79,7 +79,7 @@ impl HandleMemory {
         handshake.ok_or_else(|| Error::internal("a handshake on one node"))
     }
 
-    /// Where ids of 32 bits are copied to.
+    /// Where 32-bit ids are widened to.
     pub fn ids(&self) -> DevPtr {
         DevPtr(self.block.0 + self.sections.ids)
     }
@@ -94,14 +94,14 @@ impl HandleMemory {
         }
     }
 
-    /// The slot whose receive phase last used this memory, if no later operation used it. The next
-    /// user must wait for that phase, as receive phases are not in the group's order.
+    /// The slot whose receive phase was the last to use this memory, if no operation has used it since. The next one
+    /// must wait for that phase, as receive phases are not in the group's order.
     pub fn receiver(&self) -> Option<StagedSlot> {
         let slot = self.receiver.load(Ordering::Acquire).checked_sub(1)?;
         StagedSlot::ALL.get(slot).copied()
     }
 
-    /// Records that slot, or `None` after a later operation was enqueued.
+    /// Records that slot, or `None` once a later operation is enqueued.
     pub fn set_receiver(&self, slot: Option<StagedSlot>) {
         self.receiver.store(slot.map_or(0, |slot| 1 + slot.index()), Ordering::Release);
     }

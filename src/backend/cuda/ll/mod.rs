@@ -44,11 +44,11 @@ pub struct LlGroup {
     context: Arc<GroupContext>,
     /// `None` on one node.
     network: Option<LlNetwork>,
-    /// How many handles were made.
+    /// Number of handles so far.
     handles: AtomicU32,
     plan: LlPlan,
     layout: LlLayout,
-    /// On one node.
+    /// `None` over several nodes.
     views: Option<Arc<ViewBanks>>,
     copied_views: CopiedViews,
     order: Order,
@@ -90,17 +90,17 @@ impl LlGroup {
         })
     }
 
-    /// Whether operations take launch shapes that somebody sets.
+    /// Whether launch shapes that somebody sets are used.
     pub fn takes_shapes(&self) -> bool {
         self.plan.takes_shapes()
     }
 
-    /// Makes the banks of views by `make`, which is told their bytes and gives those of all ranks, unless they are there.
+    /// Creates the banks of views, unless they exist, with `make`: it gets their size and returns all ranks' addresses.
     pub fn make_views(&self, make: impl FnOnce(usize) -> Result<Box<[usize]>>) -> Result<()> {
         self.views.as_ref().map_or(Ok(()), |views| views.make(make))
     }
 
-    /// The group was closed: no operation will follow one that was given up.
+    /// The group was closed: no operation will follow an abandoned one.
     pub fn forget_staged(&self) {
         self.staged.close();
     }
@@ -119,7 +119,7 @@ impl LlGroupBackend for LlGroup {
         match (&self.network, &handle) {
             (None, _) => {}
             (Some(network), Ok(handle)) => handle.announce(network)?,
-            // This rank's own reason counts, whether the others learn of it or not.
+            // This rank's own reason is reported, whether the others learn of it or not.
             (Some(network), Err(error)) => drop(network.refuse(&self.context, &self.memory, number, error)),
         }
         Ok(Box::new(CudaLl(Arc::new(InGroup { handle: handle?, group: self }))))
@@ -155,7 +155,7 @@ impl LlGroup {
 /// An LL handle.
 struct CudaLl(Arc<InGroup>);
 
-/// A handle, and the group in whose order its operations run.
+/// A handle, and the group that orders its operations.
 struct InGroup {
     group: Arc<LlGroup>,
     handle: Handle,
@@ -166,16 +166,16 @@ impl InGroup {
         self.handle.context.module.enter(stream)
     }
 
-    /// The same for an operation.
+    /// The same for running an operation.
     fn enter_to_run(&self, stream: Stream) -> Result<StreamScope> {
         let at = self.enter(stream)?;
         self.handle.memory.use_at(&at);
         Ok(at)
     }
 
-    /// Makes `at` wait for receive phases on other streams that use the memory of `op`. True if `at` is now ordered
-    /// after every receive on the handle's own. A caller's memory may be another handle's, too, and other handles'
-    /// rows may still come to the memory of a view.
+    /// Makes `at` wait for receive phases on other streams that use the memory of `op`. Returns true if `at` is now
+    /// ordered after every receive phase on the handle's own memory. A caller's memory may be another handle's, too,
+    /// and other handles' rows may still be arriving in a view.
     fn follow_receivers(&self, op: &LlOp, at: &StreamScope) -> Result<bool> {
         let is_shared = self.handle.header.is_some();
         if is_shared || matches!(op, LlOp::Dispatch(LlDispatch { view: Some(_), .. })) {

@@ -1,8 +1,8 @@
-//! What LL operations over several nodes have beside those on one: memory for what crosses the network, and the order
-//! of what runs behind the caller's own work.
+//! What LL operations need only over several nodes: memory for what crosses the network, and the order of background
+//! work.
 //!
-//! Messages are received into plain device memory, one buffer per channel. That suffices without acknowledgements:
-//! a receive is enqueued after all readers of the previous message.
+//! Messages are received into plain device memory, one buffer per channel. No acknowledgements are needed: a receive is
+//! enqueued after all readers of the previous message.
 
 use crate::backend::cuda::agreement::verdict_refusing;
 use crate::backend::cuda::driver::context_handle::ApartFromCaptures;
@@ -29,14 +29,14 @@ use std::sync::Arc;
 pub struct LlNetwork {
     network: Arc<Network>,
     channels: Vec<ChannelMemory>,
-    /// Bound of tokens per rank.
+    /// The bound on tokens per rank.
     pub max_tokens: usize,
     /// The order of what staged operations send, on a side stream.
     pub background_order: Order,
-    /// Where a side stream begins to follow a caller's, or that one the side stream.
+    /// Joins a side stream to a caller's, and back.
     pub join: Mutex<DriverEvent>,
-    /// By which this rank says that it refuses a handle, as there may be no memory for the handle itself. One is there
-    /// from the beginning.
+    /// With which this rank announces that it refuses a handle, as memory for the handle itself may be lacking. One is
+    /// allocated from the start.
     refusals: Mutex<Vec<Handshake>>,
 }
 
@@ -69,7 +69,7 @@ impl LlNetwork {
         found.ok_or_else(|| Error::internal(format!("no channel {channel}")))
     }
 
-    /// What kernels need of the network: where messages lie, and the number of the handle and the most tokens of a
+    /// The network's parameters for kernels: the addresses of messages, the handle's number, and the most tokens of a
     /// forwarded rank.
     pub fn nodes(&self, memory: &ChannelMemory, (handle, most_tokens): (u32, u32)) -> Result<LlNodes> {
         let (view, tables) = (&self.view, &self.on_device);
@@ -94,12 +94,12 @@ impl LlNetwork {
         })
     }
 
-    /// Handle `number` of the group, on its way to the rail peers.
+    /// Handle `number`, about to be announced to the rail peers.
     pub fn new_handle<'a>(&'a self, context: &'a GroupContext, number: u32) -> NewHandle<'a> {
         NewHandle { network: self, faults: &context.faults, what: "LL handle", number }
     }
 
-    /// Announces this rank's part of handle `number` to the rail peers, by memory that is free.
+    /// Announces this rank's part of handle `number` to the rail peers, with a handshake that is free.
     pub fn announce(&self, context: &GroupContext, number: u32, by: &Handshake, own: Announced) -> Result<()> {
         let _apart = ApartFromCaptures::enter()?;
         let at = &context.module.enter(self.on_device.side.outside())?;
@@ -120,35 +120,35 @@ impl LlNetwork {
         announced
     }
 
-    /// The side stream for what belongs to an operation at `at`. It does not follow `at` yet. Refuses a capture if too
-    /// many are open.
+    /// The side stream for background work of an operation at `at`, not ordered after `at` yet. Refuses a capture if
+    /// too many are open.
     pub fn background_of(&self, at: &StreamScope) -> Result<StreamScope> {
         at.of_same_capture(self.on_device.side.of(at.capture)?)
     }
 }
 
 const REGION_ALIGN: usize = 256;
-/// In front of each message.
+/// Bytes in front of each message.
 pub const HEADER_BYTES: usize = size_of::<MessageHeader>();
 
 /// A channel's memory for what crosses the network.
 pub struct ChannelMemory {
     _buffer: Buffer,
-    /// Messages with a row for each token. In a dispatch this rank sends one to all rail peers, and receives one from
-    /// each source. On the way back, in a combine, one goes to each source, and one comes from each other node.
+    /// Messages with a row for each token. A dispatch sends one to all rail peers, and receives one from each source.
+    /// On the way back, a combine sends one to each source, and receives one from each other node.
     pub rows: Leg,
-    /// Messages with a weight for each entry, which have the same way there and no way back.
+    /// Messages with a weight for each entry, which travel the same way, but not back.
     pub weights: Leg,
 }
 
 /// The messages of one exchange. Each begins with a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Leg {
-    /// The first that this rank sends.
+    /// The first message that this rank sends.
     pub sends: DevPtr,
-    /// The first that it receives.
+    /// The first message that it receives.
     pub receives: DevPtr,
-    /// From one message to the next.
+    /// Distance from one message to the next.
     pub stride: usize,
 }
 
@@ -164,7 +164,7 @@ impl ChannelMemory {
         };
         let rows = leg(view.others(), most_rows_bytes(facts));
         let weights = leg(1, entries * size_of::<f32>());
-        // What is there must be the header of no operation.
+        // Must not look like the header of any operation.
         let buffer = Buffer::zeroed(memory, regions.bytes())?;
         Ok(Self { rows: rows.moved(buffer.data()), weights: weights.moved(buffer.data()), _buffer: buffer })
     }
@@ -175,7 +175,7 @@ pub fn most_message_bytes(facts: &GroupFacts) -> usize {
     HEADER_BYTES + most_rows_bytes(facts)
 }
 
-/// Of a row, ids and weights for each token.
+/// For each token a row, ids and weights.
 fn most_rows_bytes(facts: &GroupFacts) -> usize {
     let entry = size_of::<i64>() + size_of::<f32>();
     let of_token = facts.row_bytes + LL_MAX_TOP_K as usize * entry;
@@ -183,7 +183,7 @@ fn most_rows_bytes(facts: &GroupFacts) -> usize {
 }
 
 impl Leg {
-    /// The way back: messages go to where others came from.
+    /// The way back: messages go where others came from.
     pub fn back(self) -> Self {
         Self { sends: self.receives, receives: self.sends, ..self }
     }

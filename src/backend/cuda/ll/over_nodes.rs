@@ -2,12 +2,12 @@
 //!
 //! A dispatch sends its rows and ids, packed by a kernel, to the rail peers; then one kernel sends the rows of all
 //! forwarded ranks within the node, and receives. A combine sends its weights to the rail peers; a kernel sends the
-//! rows of this rank's experts to their homes, or those that forward for these, and sums what came for the forwarded
-//! ranks; the sums go home, where a last kernel adds them to what the own node gives. Each exchange is one message per
-//! rank, as each costs the network's latency.
+//! rows of this rank's experts to their home ranks or their forwarders, and sums what arrives for the forwarded ranks;
+//! the sums go home, where a last kernel adds them to the home node's. Each exchange is one message per rank, as each
+//! costs the network's latency.
 //!
-//! A whole operation does all this on the caller's stream. The send phase of a staged one leaves to the background
-//! what waits for the network, except for the weights, without which expert ranks cannot sum.
+//! A whole operation runs all of this on the caller's stream. The send phase of a staged one leaves what waits for the
+//! network to the background, except for the weights, without which expert ranks cannot sum.
 
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::kernels::{self, LaunchShape, to_u32};
@@ -34,7 +34,7 @@ const WARP: u32 = 32;
 /// Bytes that a thread of `ll_pack` copies at once.
 const PACKED_AT_ONCE: usize = 16;
 
-/// The network as an operation of one handle uses it.
+/// The network, as used by an operation of one handle.
 pub struct OverNodes<'a> {
     handle: &'a Handle,
     network: &'a LlNetwork,
@@ -44,7 +44,7 @@ pub struct OverNodes<'a> {
 }
 
 impl<'a> OverNodes<'a> {
-    /// `part` of an operation of `handle`. Its first operation waits for what other ranks say about the handle.
+    /// `part` of an operation of `handle`. The handle's first operation waits for the other ranks' announcements.
     pub fn new(handle: &'a Handle, network: &'a LlNetwork, part: Part) -> Result<Self> {
         Ok(Self {
             handle,
@@ -55,7 +55,7 @@ impl<'a> OverNodes<'a> {
         })
     }
 
-    /// Enqueues a whole operation, in its turn.
+    /// Enqueues a whole operation.
     pub fn run(&self, op: &LlOp, at: &StreamScope) -> Result<()> {
         let label = self.label(op);
         self.handle.widen_ids(at)?;
@@ -76,20 +76,20 @@ impl<'a> OverNodes<'a> {
         }
     }
 
-    /// The grid of a dispatch as its call wants it, but for what runs in the background.
+    /// The grid of a dispatch as its call asks for, except for background work.
     fn dispatch_grid(&self, op: &LlDispatch) -> DispatchGrid {
         let own = self.handle.plan.dispatch;
         own.asked(op.launch, LL_DISPATCH_THREADS)
     }
 
-    /// As [`Self::dispatch_grid`], of a combine.
+    /// The same for a combine.
     fn combine_grid(&self, op: &LlCombine) -> Grid {
         let plan = &self.handle.plan;
         plan.combine_asked(op.launch, LL_COMBINE_MANY_THREADS)
     }
 
-    /// Enqueues the send phase of a staged operation, on `at` and in the background, and ends `turn` if anything of it
-    /// was enqueued. `sent` is told what the receive phase has to follow.
+    /// Enqueues the send phase of a staged operation, on `at` and in the background, and ends `turn` with what was
+    /// enqueued. `sent` gets the stream that the receive phase has to follow.
     pub fn send(
         &self,
         op: &LlOp,
@@ -97,7 +97,7 @@ impl<'a> OverNodes<'a> {
         turn: Turn<'_>,
         sent: impl FnOnce(&StreamScope) -> Result<()>,
     ) -> Result<()> {
-        // What refuses comes before the first launch: half an operation would stay in a graph.
+        // Everything that can refuse comes before the first launch: half an operation would stay in a graph.
         let background = &self.network.background_of(at)?;
         let in_background = self.network.background_order.begin(background)?;
         let label = self.label(op);
@@ -106,7 +106,7 @@ impl<'a> OverNodes<'a> {
             LlOp::Combine(op) => self.send_combine(label, op, at, background),
         });
         if enqueued.is_err() {
-            // No receive phase will follow the background, and a capture must not end with a stream apart.
+            // No receive phase will follow the background, and a capture must not end with an unjoined stream.
             let _ = self.join(at, background);
             let _ = self.join(background, at);
         }
@@ -139,12 +139,12 @@ impl<'a> OverNodes<'a> {
         self.send_sums(label, op.row, background)
     }
 
-    /// Makes `to` wait for what `from` has been given.
+    /// Makes `to` wait for the present work of `from`.
     fn join(&self, from: &StreamScope, to: &StreamScope) -> Result<()> {
         self.network.join.lock().join(from.stream, to.stream)
     }
 
-    /// Enqueues the receive phase of a staged operation, which has nothing on the network.
+    /// Enqueues the receive phase of a staged operation, which does not use the network.
     pub fn receive(&self, op: &LlOp, at: &StreamScope) -> Result<()> {
         let phase = LlPhase::Receive;
         match op {
@@ -153,7 +153,7 @@ impl<'a> OverNodes<'a> {
         }
     }
 
-    /// The name of `op`, in its turn among the group's operations: each takes one, when nothing refuses it any more.
+    /// The label of `op` in the sequence of the group's operations; taken once nothing can refuse it any more.
     fn label(&self, op: &LlOp) -> Label {
         self.network.exchanges.label(match op {
             LlOp::Dispatch(_) => "LL dispatch",
@@ -224,7 +224,7 @@ impl<'a> OverNodes<'a> {
         module.launch(kernel, grid.launch, &params, at)
     }
 
-    /// Rows with scales as they are packed for the network, which is as a kernel sends them.
+    /// Rows with scales packed for the network, in the form in which kernels send them.
     fn packed_rows(&self) -> DevPtr {
         DevPtr(self.memory.rows.sends.0 + HEADER_BYTES)
     }
@@ -294,7 +294,7 @@ impl<'a> OverNodes<'a> {
         module.launch(kernel, shape, &params, at)
     }
 
-    /// Adds the weights to the message of rows and ids.
+    /// Adds the weights to the message with rows and ids.
     fn pack_weights(&self, op: &LlDispatch, beside: &LlBeside, at: &StreamScope) -> Result<()> {
         let Routing { tokens, top_k, .. } = self.handle.routing;
         let before = tokens * (op.wire().slot_bytes() + top_k * size_of::<i64>());
@@ -307,21 +307,21 @@ impl<'a> OverNodes<'a> {
         self.handle.context.module.launch(kernels::ll_rank_pack(), shape, &params, at)
     }
 
-    /// This rank's rows and ids, rank-major also its weights, go to the rail peers, those of the remote ranks come here.
+    /// Sends this rank's rows and ids, rank-major also weights, to the rail peers; receives the remote ranks'.
     fn send_rows(&self, label: Label, op: &LlDispatch, at: &StreamScope) -> Result<()> {
         let entry = size_of::<i64>() + op.beside.map_or(0, |_| size_of::<f32>());
         let bytes = op.wire().slot_bytes() + self.handle.routing.top_k * entry;
         self.send_there(label, &self.memory.rows, bytes, at)
     }
 
-    /// This rank's weights go to the rail peers, those of the remote ranks come here.
+    /// Sends this rank's weights to the rail peers; receives those of the remote ranks.
     fn send_weights(&self, label: Label, at: &StreamScope) -> Result<()> {
         let weights = self.handle.routing.top_k * size_of::<f32>();
         self.send_there(label, &self.memory.weights, weights, at)
     }
 
-    /// The sums of this node go to the remote ranks, those of the rail peers' nodes come here: each the way that its
-    /// row took, back.
+    /// Sends this node's sums to the remote ranks and receives those of the rail peers' nodes: each goes back the way
+    /// its row came.
     fn send_sums(&self, label: Label, row: RowType, at: &StreamScope) -> Result<()> {
         let (leg, bytes) = (self.memory.rows.back(), row.bytes());
         let own = self.handle.routing.tokens;
@@ -335,7 +335,7 @@ impl<'a> OverNodes<'a> {
         exchanges.enqueue(label, sends, receives, at.stream)
     }
 
-    /// This rank's message in `leg` goes to the rail peers, those of the remote ranks come here.
+    /// Sends this rank's message in `leg` to the rail peers; receives those of the remote ranks.
     fn send_there(&self, label: Label, leg: &Leg, bytes: usize, at: &StreamScope) -> Result<()> {
         let own = self.handle.routing.tokens;
         let peers = self.network.view.rail_peers.iter();
@@ -354,12 +354,12 @@ impl<'a> OverNodes<'a> {
     }
 }
 
-/// Blocks for `units`, of which one block takes `per_block`; at least one, for the header.
+/// Blocks for `units`, at `per_block` each; at least one, for the header.
 fn blocks(units: usize, per_block: u32) -> Result<u32> {
     to_u32(units.div_ceil(per_block as usize).max(1))
 }
 
-/// A message to or from `peer`, of a header and of `bytes` for each of its `tokens`.
+/// A message to or from `peer`: a header, and `bytes` for each of its `tokens`.
 fn message(peer: GroupRank, data: DevPtr, tokens: usize, bytes: usize) -> Message {
     Message { peer, data, bytes: HEADER_BYTES + tokens * bytes }
 }

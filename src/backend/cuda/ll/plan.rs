@@ -26,15 +26,14 @@ use crate::tuning::Tuning;
 const PACKET_BYTES: usize = 8;
 const REGION_ALIGN: usize = 256;
 
-/// Most blocks of what staged operations run in the background.
+/// Most blocks of staged operations' background work.
 const RELAY_BLOCKS: usize = 32;
-/// One in this many multiprocessors sends the rows of a dispatch; more would not fill NVLink
-/// better.
+/// One in this many multiprocessors sends the rows of a dispatch; more would not fill NVLink any better.
 const MULTIPROCESSORS_PER_SENDER: u32 = 4;
-/// With two ranks the wire leaves room for more that cast.
+/// With two ranks NVLink has room for more senders that cast.
 const MULTIPROCESSORS_PER_CASTING_SENDER: u32 = 3;
 
-/// The channel of whole operations has two banks, each other one has one.
+/// The channel of whole operations has two banks, each other channel has one.
 const _: () = assert!(LL_BANKS == LL_CHANNELS + 1);
 
 /// The plan of one group.
@@ -56,18 +55,18 @@ pub struct LlPlan {
     tuning: Tuning,
 }
 
-/// What the node of this rank has of the group.
+/// This node's share of the group.
 #[derive(Clone, Copy, Debug)]
 struct Forwarders {
     /// Ranks of this node.
     peers: usize,
-    /// Most ranks that one of them forwards for.
+    /// The most ranks that one of them forwards for.
     sources: usize,
     nodes: usize,
 }
 
 impl LlPlan {
-    /// The plan of an LL group, which always has a bound of tokens.
+    /// The plan of an LL group, which always has a bound on tokens.
     pub fn new(facts: &GroupFacts, view: &NodeView) -> Result<Self> {
         let max_tokens = facts.max_tokens.ok_or_else(|| Error::internal("an LL group without a bound"))?;
         check_limits(facts, max_tokens, view.topology.nodes())?;
@@ -84,7 +83,7 @@ impl LlPlan {
         let flags = bank.take(rows * most_flags(facts.row_bytes) * PACKET_BYTES);
         let per_rank = facts.local_experts() + LL_COUNTS_BESIDE_EXPERTS as usize;
         let counts = bank.take(facts.ranks * per_rank * PACKET_BYTES);
-        // And the weights of rank-major dispatches.
+        // And for the weights of rank-major dispatches.
         let most_entries = 2 * facts.ranks * max_tokens * LL_MAX_TOP_K as usize;
         let entries = bank.take(most_entries * PACKET_BYTES);
         let mut window = Regions::new(REGION_ALIGN);
@@ -116,7 +115,7 @@ impl LlPlan {
         if self.takes_shapes() { Self { tuning, ..self } } else { self }
     }
 
-    /// Whether it takes other grids: a caller's bound comes first.
+    /// Whether other grids are used: a caller's bound on channels takes precedence.
     pub fn takes_shapes(&self) -> bool {
         self.facts.channels.is_none()
     }
@@ -132,20 +131,20 @@ impl LlPlan {
         LlLayout { acks: start + self.layout.acks, banks: start + self.layout.banks, ..self.layout }
     }
 
-    /// Offset within the LL region, and length, of the rows of each bank. They must hold `LL_SENTINEL`
-    /// before the first operation.
+    /// Offset within the LL region, and length, of the rows of each bank. They must hold `LL_SENTINEL` before the first
+    /// operation.
     pub fn with_sentinel(&self) -> impl Iterator<Item = (usize, usize)> {
         let (banks, bank_bytes) = (self.layout.banks as usize, self.layout.bank_bytes as usize);
         let rows_bytes = self.rows_bytes;
         (0..LL_BANKS as usize).map(move |bank| (banks + bank * bank_bytes, rows_bytes))
     }
 
-    /// Where the state of views is if the LL region begins at `start` of the window; nowhere over several nodes.
+    /// The offset of the views' state if the LL region begins at `start` of the window; none over several nodes.
     pub fn view_state(&self, start: usize) -> Option<usize> {
         self.view_state.map(|state| start + state)
     }
 
-    /// Bytes of a view with the longest rows.
+    /// Bytes of a view of the longest rows.
     pub fn view_bytes(&self) -> usize {
         let bytes = self.facts.ranks * self.max_tokens * self.facts.row_bytes;
         bytes.next_multiple_of(REGION_ALIGN)
@@ -163,8 +162,7 @@ impl LlPlan {
         LlSections::new(shape, self.forwarders.sources)
     }
 
-    /// What is the same for all operations of a handle with the ids `routing`, on a device with so many
-    /// multiprocessors.
+    /// What all operations of a handle with the ids `routing` share, on a device with `multiprocessors`.
     pub fn of_handle(&self, routing: &Routing, multiprocessors: u32) -> Result<HandlePlan> {
         let multiprocessors = self.most_blocks(multiprocessors);
         let per_casting_sender = match self.facts.ranks {

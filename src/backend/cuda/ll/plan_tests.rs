@@ -128,7 +128,7 @@ fn casts_have_more_senders_with_two_ranks() {
     }
 }
 
-/// What a file with these entries says of 8 ranks.
+/// The tuning of a file with these entries for 8 ranks.
 fn tuning(entries: &str) -> Tuning {
     let head = r#""format": "nccl_ep tuning", "version": 1, "gpu": "G", "ranks": 8"#;
     let file = format!(r#"{{{head}, "entries": [{entries}]}}"#);

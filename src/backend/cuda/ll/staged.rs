@@ -1,10 +1,8 @@
-//! The order of staged operations: of the two phases of one, and of the successive operations in a
-//! slot.
+//! The order of staged operations: of an operation's two phases, and of the successive operations in a slot.
 //!
-//! A slot carries one staged operation at a time, which makes the banks safe
-//! (`cuda/ll/protocol.cuh`). The session chooses the slot, so that all ranks use the same. On any
-//! streams, a send phase runs after the slot's last receive phase, and a receive phase after its
-//! send phase.
+//! A slot carries one staged operation at a time, which makes the banks safe (`cuda/ll/protocol.cuh`). The session
+//! chooses the slot, the same on all ranks. On any streams, a send phase runs after the slot's last receive phase, and
+//! a receive phase after its send phase.
 
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::event::Event;
@@ -26,7 +24,7 @@ pub struct Staged {
     closed: AtomicBool,
 }
 
-/// Receive phases only; send phases are in the group's order.
+/// Only receive phases; send phases are in the group's order.
 impl Events for [Slot; STAGED_SLOTS] {
     fn all(&self) -> impl Iterator<Item = &Event> {
         self.iter().map(|it| &it.received)
@@ -36,8 +34,7 @@ impl Events for [Slot; STAGED_SLOTS] {
 struct Slot {
     /// A send phase was enqueued, but not yet its receive phase.
     busy: bool,
-    /// The receive phase of an operation that was given up; it must run before the slot's next
-    /// operation.
+    /// Discards an abandoned operation; must run before the slot's next operation.
     abandoned: Option<Discard>,
     sent: Event,
     received: Event,
@@ -48,15 +45,14 @@ impl Slot {
         Ok(Self { busy: false, abandoned: None, sent: Event::new(context)?, received: Event::new(context)? })
     }
 
-    /// Makes `at` wait for the receive phase of the slot's last operation. Enqueues that phase
-    /// first if the operation was given up.
+    /// Makes `at` wait for the receive phase of the slot's last operation, enqueuing that phase first if the operation
+    /// was abandoned.
     fn follow_last(&mut self, at: &StreamScope) -> Result<()> {
         let Some(discard) = &self.abandoned else {
             return self.received.hold(at).map(drop);
         };
         if at.is_captured() {
-            // The graph would discard at each launch, and in memory that belongs to another handle
-            // by then.
+            // The graph would discard at every launch, in memory that belongs to another handle by then.
             return Err(Error::usage(Subject::Stream, InSequence::NoCaptureWhileGivenUp));
         }
         self.sent.hold(at)?;
@@ -79,8 +75,7 @@ impl Staged {
             .map_err(|_| Error::internal(format!("no {slot:?}")))
     }
 
-    /// Makes `at` wait for the slot's last operation. Work launched until [`SendPhase::end`] is the
-    /// send phase.
+    /// Makes `at` wait for the slot's last operation. Work launched until [`SendPhase::end`] is the send phase.
     pub fn begin_send(&self, slot: StagedSlot, at: &StreamScope) -> Result<SendPhase<'_>> {
         let mut found = self.slot(slot)?;
         if found.busy {
@@ -90,8 +85,7 @@ impl Staged {
         Ok(SendPhase { slot: found })
     }
 
-    /// Makes `at` wait for the send phase in `slot`. Work launched until [`ReceivePhase::end`] is
-    /// the receive phase.
+    /// Makes `at` wait for the send phase in `slot`. Work launched until [`ReceivePhase::end`] is the receive phase.
     pub fn begin_receive<'a>(&'a self, slot: StagedSlot, at: &'a StreamScope) -> Result<ReceivePhase<'a>> {
         let found = self.slot(slot)?;
         self.slots.check_open()?;
@@ -99,8 +93,8 @@ impl Staged {
         Ok(ReceivePhase { slot: found, at })
     }
 
-    /// Makes `at` wait for the last receive phase in `slot`, and says whether it does: a graph does
-    /// not wait for work outside of it.
+    /// Makes `at` wait for the last receive phase in `slot`; returns whether it does: a graph does not wait for work
+    /// outside it.
     pub fn follow(&self, slot: StagedSlot, at: &StreamScope) -> Result<bool> {
         self.slot(slot)?.received.hold(at)
     }
@@ -115,8 +109,7 @@ impl Staged {
         }
     }
 
-    /// No operation will follow: forgets operations that were given up, and with them the handles
-    /// that they keep.
+    /// No operation will follow: forgets abandoned operations, and with them the handles that they keep.
     pub fn close(&self) {
         self.closed.store(true, Ordering::Relaxed);
         let given_up: Vec<_> = {
@@ -127,14 +120,14 @@ impl Staged {
     }
 }
 
-/// A send phase while it is launched.
+/// A send phase being launched.
 #[must_use]
 pub struct SendPhase<'a> {
     slot: MappedMutexGuard<'a, Slot>,
 }
 
 impl SendPhase<'_> {
-    /// Records that it was launched, the last of it at `after`: the slot now waits for its receive phase.
+    /// Records that it was launched, ending at `after`: the slot now waits for its receive phase.
     pub fn end(mut self, after: &StreamScope) -> Result<()> {
         self.slot.sent.record(after)?;
         self.slot.busy = true;
@@ -142,7 +135,7 @@ impl SendPhase<'_> {
     }
 }
 
-/// A receive phase while it is launched.
+/// A receive phase being launched.
 #[must_use]
 pub struct ReceivePhase<'a> {
     slot: MappedMutexGuard<'a, Slot>,

@@ -1,4 +1,4 @@
-//! Views: rank-major rows that stay where they arrive (`cuda/ll/view.cuh`), and where others are copied for a caller.
+//! Views: rank-major rows that stay where they arrive (`cuda/ll/view.cuh`), or that are copied for the caller.
 
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
 use crate::backend::cuda::ll::launch::FewRows;
@@ -15,28 +15,28 @@ use std::sync::Arc;
 
 const _: () = assert!(LL_VIEW_BANKS as usize == ViewBank::COUNT);
 
-/// Where rows of views come, on one node. Ranks make their banks together when the first view is asked for.
+/// The memory of views, on one node. Ranks allocate their banks together when the first view is asked for.
 pub struct ViewBanks {
     /// This rank's `LlViewState`.
     pub state: DevPtr,
     bank_bytes: usize,
     /// Of the longest rows.
     row_bytes: usize,
-    /// Of which rows no rank has many: these are copied, which is faster.
+    /// The kinds of rows of which no rank has many: copying these is faster.
     few: Option<FewRows>,
     rank: LocalRank,
-    /// The first bank of each rank.
+    /// The address of each rank's first bank.
     first: OnceCell<Box<[usize]>>,
 }
 
 impl ViewBanks {
-    /// None yet; each will have `bank_bytes`, for rows of `row_bytes` at most.
+    /// No banks yet; each will have `bank_bytes`, for rows of at most `row_bytes`.
     pub fn new(state: DevPtr, [bank_bytes, row_bytes]: [usize; 2], few: Option<FewRows>, rank: LocalRank) -> Self {
         Self { state, bank_bytes, row_bytes, few, rank, first: OnceCell::new() }
     }
 
-    /// Whether the rows of `op` stay: they fit with the packets of their scales, and scales are no longer than the
-    /// payload, as a lane that sends 16 bytes of that sends as many of these.
+    /// Whether the rows of `op` stay where they arrive: they fit with the packets of their scales, and the scales are
+    /// no longer than the payload, as a lane that sends 16 bytes of payload sends as many of scales.
     pub fn hold(&self, op: &LlDispatch) -> bool {
         let row = op.wire();
         let (payload, packets) = (row.payload.bytes(), scale_bytes(row));
@@ -45,12 +45,12 @@ impl ViewBanks {
         !is_copied && payload + packets <= self.row_bytes && packets <= 2 * payload
     }
 
-    /// Those that `make` makes of so many bytes, unless they are there.
+    /// Creates the banks, unless they exist; `make` gets their size.
     pub fn make(&self, make: impl FnOnce(usize) -> Result<Box<[usize]>>) -> Result<()> {
         self.first.get_or_try_init(|| make(ViewBank::COUNT * self.bank_bytes)).map(drop)
     }
 
-    /// `bank` of each rank, once they are made.
+    /// `bank` of each rank, once the banks exist.
     pub fn of_ranks(&self, bank: ViewBank) -> Option<PeerTable> {
         let first = self.first.get()?;
         let mut table =
@@ -61,7 +61,7 @@ impl ViewBanks {
         Some(table)
     }
 
-    /// How rows at `at` lie, of which there are `zone_bytes` for each rank.
+    /// How rows at `at`, with `zone_bytes` for each rank, lie relative to `bank`.
     pub fn lies(&self, bank: ViewBank, at: DevPtr, zone_bytes: usize) -> Lies {
         match (self.own(bank), self.first.get()) {
             (Some(own), _) if own == at => Lies::There,
@@ -73,14 +73,14 @@ impl ViewBanks {
         }
     }
 
-    /// This rank's `bank`, once it is made.
+    /// This rank's `bank`, once the banks exist.
     pub fn own(&self, bank: ViewBank) -> Option<DevPtr> {
         let first = self.first.get()?.get(self.rank.index())?;
         Some(DevPtr(first + bank.index() * self.bank_bytes))
     }
 }
 
-/// How rows of a caller's lie to a bank: apart from it, as its own, or over some of these.
+/// How a caller's rows lie relative to a bank: outside, exactly there, or overlapping.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Lies {
     Apart,
@@ -88,13 +88,13 @@ pub enum Lies {
     Across,
 }
 
-/// Bytes of the packets of a row's scales: one for each four bytes, whole pieces of four.
+/// Bytes of the packets of a row's scales: one per four bytes, in multiples of four packets.
 pub fn scale_bytes(row: WireRow) -> usize {
     2 * (row.slot_bytes() - row.payload.bytes())
 }
 
-/// Memory of the library's that rows of views are copied to where they do not stay: of staged operations, over several
-/// nodes, and of rows that banks do not hold. Made when the first one asks.
+/// Memory of the library's to which views' rows are copied if they do not stay where they arrive: in staged operations,
+/// over several nodes, and if banks cannot hold them. Allocated on first use.
 #[derive(Default)]
 pub struct CopiedViews(OnceCell<Buffer>);
 

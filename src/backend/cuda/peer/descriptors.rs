@@ -1,9 +1,9 @@
-//! Descriptors of memory, which the processes of a machine can give each other over a socket of the system's alone.
+//! Descriptors of memory, which processes of one machine can only pass each other over a local socket.
 //!
-//! A rank has a socket for one object, whose name it tells the others in its record. Once all have the records, each
-//! sends what it has to each other rank, and receives as much. A socket holds few messages (ten, unless the system is told
-//! otherwise), so whoever finds that of another one full reads what has come to its own before it tries again. A message
-//! begins with the sender's [`ProcessId`], which only ranks of the group know: another process could send, too.
+//! A rank has a socket for one object, and tells the others its name in its record. Once all have the records, each
+//! rank sends its pieces to each other rank, and receives theirs. A socket queues few messages (ten by default), so a
+//! rank that finds another's full reads its own before it tries again. A message begins with the sender's
+//! [`ProcessId`], which only ranks of the group know: another process could send, too.
 
 use crate::error::{Code, Error, Result};
 use once_cell::sync::OnceCell;
@@ -21,7 +21,7 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::time::{Duration, Instant};
 
-/// Most descriptors of a message: with eight ranks no more are under way than a process may have open.
+/// Most descriptors per message: with eight ranks, no more are in flight than a process may have open.
 pub const MOST_DESCRIPTORS: usize = 100;
 const SPACE: usize = rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS));
 const WORD: usize = size_of::<u64>();
@@ -37,28 +37,28 @@ pub struct Socket {
 pub struct Received {
     /// Its number in the group.
     pub rank: usize,
-    /// Bytes of each piece.
+    /// The size of each piece.
     pub sizes: Vec<usize>,
     /// The pieces.
     pub descriptors: Vec<OwnedFd>,
 }
 
 impl Socket {
-    /// A new one.
+    /// A new socket.
     pub fn new() -> Result<Self> {
-        // Not a secret, but no other's.
+        // Not secret, but unique.
         let name = RandomState::new().hash_one(std::process::id());
         let socket = SocketAddr::from_abstract_name(name_of(name)).and_then(|at| UnixDatagram::bind_addr(&at));
         Ok(Self { socket: socket.map_err(|cause| failed(&cause))?, name })
     }
 
-    /// Its name, as [`Socket::send`] takes it.
+    /// Its name, for [`Socket::send`].
     pub fn name(&self) -> u64 {
         self.name
     }
 
-    /// Sends `pieces`, each with its bytes, from `rank` of the group to the socket called `to`. False, and nothing is sent,
-    /// if that is full.
+    /// Sends `pieces` with their sizes, from `rank` of the group, to the socket named `to`. Returns false, without
+    /// sending, if that one is full.
     pub fn send(&self, to: u64, rank: usize, pieces: &[(usize, OwnedFd)]) -> Result<bool> {
         let mut bytes = ProcessId::this()?.to_bytes().to_vec();
         bytes.extend((rank as u64).to_le_bytes());
@@ -78,7 +78,7 @@ impl Socket {
         }
     }
 
-    /// The next message of a process that `is_known`; none if there is none within `timeout`.
+    /// The next message from a process that `is_known`; none if none arrives within `timeout`.
     pub fn receive(&self, timeout: Duration, is_known: impl Fn(ProcessId) -> bool) -> Result<Option<Received>> {
         let start = Instant::now();
         loop {
@@ -93,7 +93,7 @@ impl Socket {
             let parts = &mut [IoSliceMut::new(&mut bytes)];
             let length = match recvmsg(&self.socket, parts, &mut control, RecvFlags::CMSG_CLOEXEC) {
                 Ok(got) => got.bytes,
-                // A signal interrupts it, whatever its handler says of that.
+                // A signal interrupts the call, even if its handler asks for restarts.
                 Err(Errno::AGAIN | Errno::INTR) => continue,
                 Err(cause) => return Err(failed(&cause.into())),
             };
@@ -120,7 +120,7 @@ fn name_of(number: u64) -> String {
     format!("nccl_ep-{number:016x}")
 }
 
-/// Not all have come, or could be sent, in time.
+/// Not all pieces arrived, or could be sent, in time.
 pub fn late() -> Error {
     failed(&std::io::ErrorKind::TimedOut.into())
 }
@@ -131,14 +131,14 @@ fn failed(cause: &std::io::Error) -> Error {
 
 const RANDOM_BYTES: usize = 16;
 
-/// Bytes of an identity, as ranks exchange them.
+/// Bytes of an identity in exchanges.
 pub const PROCESS_ID_BYTES: usize = RANDOM_BYTES + size_of::<u32>();
 
-/// An identity that no other process of any machine has.
+/// An identity that is unique among the processes of all machines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProcessId([u8; PROCESS_ID_BYTES]);
 
-/// Drawn once; the process id beside it distinguishes a forked child from its parent.
+/// Drawn once; the process id next to it distinguishes a forked child from its parent.
 static RANDOM: OnceCell<[u8; RANDOM_BYTES]> = OnceCell::new();
 
 impl ProcessId {
@@ -185,7 +185,7 @@ mod tests {
         let (to, from) = (Socket::new().unwrap(), Socket::new().unwrap());
         let known = |process| Ok(process) == ProcessId::this();
         let wait = Duration::from_secs(5);
-        // Of a process that does not know the group.
+        // From a process that does not know the group.
         from.socket.send_to_addr(&[7; 60], &SocketAddr::from_abstract_name(name_of(to.name)).unwrap()).unwrap();
         let pieces = [(4096, file("one")), (8192, file("two"))];
         assert!(from.send(to.name(), 3, &pieces).unwrap());

@@ -7,8 +7,8 @@ use crate::model::regions::Regions;
 /// Regions start on a cache line of their own, so that polling one does not disturb another.
 const REGION_ALIGN: usize = 128;
 
-/// Windows are multiples of this. The driver then gives a window pages that it shares with no other
-/// allocation; an exported handle would expose that one to the peers, too.
+/// Windows are multiples of this. The driver then gives a window pages of its own; otherwise an exported handle would
+/// expose other allocations on them to the peers.
 const WINDOW_ALIGN: usize = 2 << 20;
 
 /// Offsets of the regions of a window, the same on every rank.

@@ -1,4 +1,4 @@
-//! The ranks of a group towards each other: windows and their mappings, a self test, and teardown.
+//! What the ranks of a group have of each other: windows and their mappings, a self-test, and teardown.
 
 mod descriptors;
 pub mod layout;

@@ -1,4 +1,4 @@
-//! A rank's memory of one object, which is a window of its own or part of a caller's allocation, and the peers'.
+//! A rank's memory of one object, either a window or part of a caller's allocation, and the peers' memory.
 
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::exports::Piece;
@@ -17,11 +17,11 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Windows are whole pages of the device: what shares one with other memory would be mapped with it.
+/// Windows are whole device pages: other memory on a shared page would be mapped with them.
 const PAGE_BYTES: usize = 2 << 20;
 
-/// How long the unmapping waits for a quiescent device: not until the deadline, as another thread's exchange may be
-/// there whose peers wait for this rank.
+/// How long unmapping waits for a quiescent device: not until the deadline, as the peers of another thread's exchange
+/// may be waiting for this rank.
 const PATIENCE: Duration = Duration::from_millis(100);
 const PAUSE: Duration = Duration::from_micros(50);
 
@@ -29,22 +29,22 @@ const PAUSE: Duration = Duration::from_micros(50);
 pub struct ObjectMemory {
     windows: PeerWindows,
     begin: DevPtr,
-    /// Of a caller's memory.
+    /// For a caller's memory.
     shared: Option<Shared>,
 }
 
-/// How ranks give each other memory that was put together of pieces, which have no handles that a record could hold.
+/// How ranks pass each other memory composed of pieces, whose handles do not fit into a record.
 struct Shared {
-    /// An error where the system gives none, which matters only if a rank's memory is in pieces.
+    /// An error if there is none, which matters only if a rank's memory is in pieces.
     socket: Result<Socket>,
-    /// Bytes and descriptors of this rank's; none if its memory is another kind.
+    /// Sizes and descriptors of this rank's pieces; none if its memory is of another kind.
     pieces: Vec<(usize, OwnedFd)>,
 }
 
-/// What a rank tells of its memory.
+/// What a rank announces about its memory.
 struct Record {
     window: WindowRecord,
-    /// Where in the window it begins.
+    /// Offset in the window.
     offset: usize,
     socket: u64,
     pieces: usize,
@@ -83,8 +83,8 @@ impl ObjectMemory {
         Ok(Self::at(window.base(), (window, record), None))
     }
 
-    /// The caller's `bytes` at `begin`, which must be of a kind that other processes can map: in one allocation, or in
-    /// pieces with descriptors.
+    /// The caller's `bytes` at `begin`, which other processes must be able to map: in one allocation, or in pieces with
+    /// descriptors.
     pub fn given(context: &Arc<Context>, begin: DevPtr, bytes: usize) -> Result<(Self, Vec<u8>)> {
         let _entered = context.enter()?;
         let window = Window::given(context, begin).map_err(unmappable)?;
@@ -110,9 +110,9 @@ impl ObjectMemory {
         (Self { windows: PeerWindows::new(window), begin, shared }, record.to_bytes())
     }
 
-    /// Maps the memory of the other ranks of this node; `records` are those of all ranks of the group, and descriptors
-    /// come within `timeout`. Gives where it begins here, by rank of the group; 0 on other nodes. If one fails, the earlier
-    /// mappings stay.
+    /// Maps the memory of this node's other ranks; `records` are those of all ranks of the group, and descriptors must
+    /// arrive within `timeout`. Returns the addresses here, by rank of the group; 0 on other nodes. After a failure the
+    /// earlier mappings stay.
     pub fn map(&mut self, view: &NodeView, records: &[&[u8]], timeout: Duration) -> Result<Vec<usize>> {
         let mut bases = vec![0; records.len()];
         let others = GroupRank::all(records.len()).zip(records);
@@ -141,7 +141,7 @@ impl ObjectMemory {
         Ok(bases)
     }
 
-    /// As windows end.
+    /// Turns it into windows, for the end of the group.
     pub fn into_windows(self) -> PeerWindows {
         self.windows
     }
@@ -175,7 +175,7 @@ impl Mapped for ObjectMemory {
 }
 
 impl Shared {
-    /// Gives the `others` of other processes this rank's pieces, and gets theirs, by their ranks.
+    /// Sends this rank's pieces to the `others` in other processes, and receives theirs, by rank.
     fn exchange(
         self,
         rank: GroupRank,
@@ -215,7 +215,7 @@ impl Shared {
     }
 }
 
-/// The window over the caller's memory, which was put together of pieces, and these; `cause` says why it is no other.
+/// The window over the caller's memory in pieces, and the pieces; `cause` is why it is no ordinary allocation.
 fn pieces_of(context: &Arc<Context>, begin: DevPtr, bytes: usize, cause: Error) -> Result<(InWindow, Pieces)> {
     let (base, pieces) = Piece::all(begin, bytes).map_err(|_| unmappable(cause))?;
     if pieces.len() > MOST_DESCRIPTORS {

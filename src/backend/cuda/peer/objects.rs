@@ -11,19 +11,19 @@ use std::sync::Arc;
 
 const ADDRESS_BYTES: usize = size_of::<u64>();
 
-/// Where tensors lie, and where kernels find the peers' memory. The table is there before any object, and a row of it
-/// changes only while no operation uses its object: so graphs see objects that are made after their capture.
+/// Where tensors lie, and where kernels find the peers' memory. The table exists before any object, and a row of it
+/// changes only while no operation uses its object: so graphs can use objects made after their capture.
 pub struct Objects {
     memory: Arc<CudaMemory>,
     pub recognised: Arc<Recognised>,
     table: Buffer,
     fallbacks: OnceCell<HostPage<u64>>,
-    /// Those of this node.
+    /// Ranks of this node.
     ranks: usize,
 }
 
 impl Objects {
-    /// Of a new group with so many `ranks` on this node; none yet.
+    /// No objects yet, in a group with `ranks` on this node.
     pub fn new(memory: &Arc<CudaMemory>, ranks: usize) -> Result<Self> {
         Ok(Self {
             memory: Arc::clone(memory),
@@ -44,33 +44,33 @@ impl Objects {
         self.recognised.place_of(address, bytes)
     }
 
-    /// Whether the group has an object, which all ranks know alike between the same two operations.
+    /// Whether the group has an object; between two given operations all ranks answer alike.
     pub fn any(&self) -> bool {
         self.recognised.any()
     }
 
-    /// The device's address of `u64 [MAX_OBJECTS][ranks]`: where this rank sees the memory of an object that a rank of
-    /// this node has, by local rank; 0 where it sees none.
+    /// The device address of `u64 [MAX_OBJECTS][ranks]`: this rank's address of the memory that each rank of this node
+    /// has for an object, by local rank; 0 if none.
     pub fn table(&self) -> u64 {
         self.table.data().0 as u64
     }
 
-    /// Where kernels count operations that could not use this rank's tensor where it lies.
+    /// Where kernels count operations that could not access this rank's tensor in place.
     pub fn fallbacks_on_device(&self) -> Result<*mut u64> {
         Ok(self.page()?.device())
     }
 
-    /// Made with the first object: an operation may be captured.
+    /// Allocated with the first object, as an operation may be captured.
     fn page(&self) -> Result<&HostPage<u64>> {
         self.fallbacks.get_or_try_init(|| HostPage::new(&self.memory.context, 1))
     }
 
-    /// How many they have counted.
+    /// The number of those operations.
     pub fn fallbacks(&self) -> u64 {
         self.fallbacks.get().and_then(|page| page.read(0)).unwrap_or_default()
     }
 
-    /// Tells kernels where they find the ranks' memory of `object`; zeros for one that ends.
+    /// Tells kernels the addresses of the ranks' memory of `object`; zeros for one that ends.
     pub fn write(&self, object: u32, bases: &[usize]) -> Result<()> {
         self.page()?;
         let row = self.ranks * ADDRESS_BYTES;

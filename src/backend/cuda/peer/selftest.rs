@@ -1,5 +1,5 @@
-//! Runs `cuda/selftest.cu` when a group opens. It proves mapping, ordering and launching, and
-//! reports their failures while all ranks still take part.
+//! Runs `cuda/selftest.cu` when a group opens. It tests mapping, ordering and launching, and reports failures while all
+//! ranks still take part.
 
 use crate::backend::cuda::driver;
 use crate::backend::cuda::driver::context::Context;
@@ -21,7 +21,7 @@ use std::sync::Arc;
 /// The value of the flags. Windows are zero when the test runs, so one epoch is enough.
 const EPOCH: u32 = 1;
 
-/// A self test that is ready to run.
+/// A self-test that is ready to run.
 pub struct Selftest {
     results: HostPage<SelftestResult>,
 }

@@ -1,16 +1,16 @@
-//! Teardown of a group: ranks leave through words in each other's windows, not through NCCL.
+//! Teardown of a group: ranks leave through words in each other's windows, not over NCCL.
 //!
-//! A rank that knows of a failure leaves without waiting. In an exchange over NCCL the others would
-//! wait for it, and match its next exchange with this one.
+//! A rank that knows of a failure leaves without waiting. With an exchange over NCCL the others would wait for it, and
+//! match its next exchange with this one.
 //!
-//! All ranks reach the same conclusion, even if one's deadline passes just when the last rank comes and others already
-//! leave together. A rank past its deadline announces `Late` to all, then checks whether a rank is missing: if so it
-//! announces `Gone`, else `Back`. Each word goes to the sender's own window first, and the late rank checks those
-//! windows. So a rank that saw all `Done` twice, the late one's too, saw them before `Late`. They were in their
-//! senders' own windows by then, where the late rank finds them.
+//! All ranks reach the same conclusion, even if one's deadline passes just when the last rank arrives and others
+//! already leave together. A rank past its deadline announces `Late` to all, then checks whether a rank is missing: if
+//! so it announces `Gone`, else `Back`. Each word is written to the sender's own window first, and the late rank checks
+//! those windows. So a rank that saw all `Done` twice, including the late one's, saw them before `Late`. By then they
+//! were in their senders' own windows, where the late rank finds them.
 //!
-//! A word that comes late must not be taken for one of the next group that has the window. So a window with words
-//! serves again only behind something that follows each rank's last word: an exchange of the ranks, or those words.
+//! A delayed word must not be mistaken for one of the next group that gets the window. So a window with words is reused
+//! only after something that follows each rank's last word: an exchange of the ranks, or the last words themselves.
 
 use crate::backend::cuda::driver::memory::CudaMemory;
 use crate::backend::device::Memory;
@@ -21,28 +21,28 @@ use crate::model::tensor::DevPtr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Least time to wait for a rank that has announced a word.
+/// The least time to wait for a rank that has announced a word.
 const LEAST_PATIENCE: Duration = Duration::from_secs(1);
 
 pub const WORD_BYTES: usize = size_of::<u32>();
 
-/// A rank's word about itself; windows start with zeros, which mean that it is still in the group.
+/// A rank's word about itself. Windows start as zeros, which mean that the rank is still in the group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 enum Word {
-    /// Its kernels are done, and it waits for the others.
+    /// Its kernels have ended, and it waits for the others.
     Done = 1,
-    /// It waits for nobody.
+    /// It has left without waiting.
     Gone = 2,
-    /// As `Done`, but it cannot unmap the others' windows now, so no meeting for that is needed.
+    /// As `Done`, but it cannot unmap the others' windows now, so there is no point in meeting for that.
     Stays = 3,
-    /// Its deadline has passed, and it checks once more.
+    /// Its deadline has passed, and it checks again.
     Late = 4,
-    /// No rank was missing then: it keeps waiting.
+    /// No rank was missing: it keeps waiting.
     Back = 5,
-    /// As `Back`, of a rank that has announced `Stays`.
+    /// As `Back`, from a rank that has announced `Stays`.
     BackAndStays = 6,
-    /// All ranks have left together, it does not map the others' windows any more, and this is its last word.
+    /// All ranks have left together, it no longer maps the others' windows, and this is its last word.
     Unmapped = 7,
     /// The same, but it could not unmap them.
     StillMapped = 8,
@@ -67,21 +67,21 @@ impl Word {
 /// How a group ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// All kernels of all ranks are done. All ranks know whether they `meet` once more, to exchange
-    /// who has unmapped whose window.
+    /// All kernels of all ranks have ended. All ranks know whether they `meet` once more, to exchange who has unmapped
+    /// whose window.
     Together { meet: bool },
     /// Some rank left earlier: its kernels may still write to this rank's window.
     Broken,
 }
 
-/// What the ranks that left together have said of their mappings.
+/// What ranks that left together know of each other's mappings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Parting {
     /// No rank maps another's window any more.
     AllUnmapped,
-    /// Some do, but use them no more.
+    /// Some do, but no longer use it.
     SomeMapped,
-    /// Some rank has not said its last word in time, and may do so at any moment.
+    /// Some rank has not written its last word in time, and may do so at any moment.
     SomeMissing,
 }
 
@@ -103,7 +103,7 @@ pub trait Words {
 }
 
 impl<W: Words> Teardown<W> {
-    /// The words of a rank among those of its node, which map each other's windows.
+    /// The words of this rank's node, whose ranks map each other's windows.
     pub fn new(words: W, view: Arc<NodeView>, timeout: Duration) -> Self {
         Self { words, view, timeout }
     }
@@ -113,8 +113,8 @@ impl<W: Words> Teardown<W> {
         self.words.announce(Word::Gone as u32)
     }
 
-    /// Waits, with the deadline, until every rank has announced that it leaves. No kernel of this rank
-    /// runs any more; `stays` if it cannot unmap the others' windows now.
+    /// Waits until every rank has announced that it leaves, or until the deadline. No kernel of this rank runs any
+    /// more; `stays` if it cannot unmap the others' windows now.
     pub fn leave_together(&self, stays: bool) -> Result<End> {
         let (done, back) = if stays { (Word::Stays, Word::BackAndStays) } else { (Word::Done, Word::Back) };
         self.words.announce(done as u32)?;
@@ -130,7 +130,7 @@ impl<W: Words> Teardown<W> {
             if all_are_done(&received) && all_are_done(&self.received()?) {
                 return Ok(End::Together { meet: !received.iter().any(meets_nobody) });
             }
-            // A second wait happens only for a rank that dies between `Late` and its next word.
+            // A second deadline passes only if a rank dies between `Late` and its next word.
             let more = if was_late { self.timeout.max(LEAST_PATIENCE) } else { Duration::ZERO };
             if start.elapsed() >= self.timeout + more {
                 if !was_late {
@@ -154,8 +154,8 @@ impl<W: Words> Teardown<W> {
         }
     }
 
-    /// After [`Teardown::leave_together`]: says whether this rank `unmapped` the others' windows, and waits, with the
-    /// deadline, for what they say. Whoever has heard all knows that nobody writes a word any more.
+    /// After [`Teardown::leave_together`]: announces whether this rank `unmapped` the others' windows, and waits for
+    /// the others' last words, or until the deadline. A rank that has all of them knows that no more words are written.
     pub fn part(&self, unmapped: bool) -> Result<Parting> {
         let word = if unmapped { Word::Unmapped } else { Word::StillMapped };
         self.words.announce(word as u32)?;
@@ -197,8 +197,8 @@ fn is_done(word: &Option<Word>) -> bool {
     !matches!(word, None | Some(Word::Late | Word::Gone))
 }
 
-/// Whether that rank meets nobody. The last words come in place of a meeting, perhaps before this rank has seen those
-/// before them.
+/// Whether that rank does not meet the others. A last word also counts: it takes the place of a meeting, and this rank
+/// may not have seen the word before it.
 fn meets_nobody(word: &Option<Word>) -> bool {
     let words = [Word::Stays, Word::BackAndStays, Word::Unmapped, Word::StillMapped];
     word.is_some_and(|word| words.contains(&word))

@@ -1,4 +1,4 @@
-//! Unit tests of the teardown: its words, and ranks that come at the deadline.
+//! Unit tests of the teardown: its words, and ranks that arrive at the deadline.
 
 use super::*;
 use crate::model::node_view::tests::view;
@@ -98,7 +98,7 @@ fn last_words_say_who_still_maps_what() {
     assert_eq!(parting(unmapped, true), Ok(Parting::AllUnmapped));
     assert_eq!(parting(unmapped, false), Ok(Parting::SomeMapped));
     assert_eq!(parting(mapped, true), Ok(Parting::SomeMapped));
-    // It may still say that it is late, and back.
+    // It may still announce that it is late, and back.
     assert_eq!(parting(DONE, true), Ok(Parting::SomeMissing));
 }
 
@@ -156,7 +156,7 @@ fn all_ranks_come_to_the_same_conclusion() {
                     let words = Shared { rank, windows, announced };
                     let teardown = teardown(words, rank, RANKS, Duration::from_micros(400));
                     let end = teardown.leave_together(stays && rank == 0)?;
-                    // Others may not have seen this rank's words before yet.
+                    // Others may not have seen this rank's earlier words yet.
                     if end == (End::Together { meet: false }) {
                         assert_eq!(teardown.part(rank != 0)?, Parting::SomeMapped);
                     }

@@ -1,8 +1,8 @@
 //! A rank's window, and how it reaches the windows of the other ranks.
 //!
-//! Ranks of one process use each other's addresses. Others map an exported handle (CUDA IPC), which
-//! works with every driver, also where a process sees one GPU only. Both are a [`PeerMapping`], so
-//! another provider of mappings needs no change elsewhere.
+//! Ranks in one process use each other's addresses. Others map an exported handle (CUDA IPC), which works with every
+//! driver, even if a process sees only one GPU. Both are a [`PeerMapping`], so another kind of mapping needs no change
+//! elsewhere.
 
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::context_handle::{self, ContextHandle, IPC_HANDLE_BYTES, Key};
@@ -28,12 +28,12 @@ struct Allocation {
 /// The live windows of this process: an address in a record is accepted only if it is one of them.
 static LIVE: Mutex<Vec<Allocation>> = Mutex::new(Vec::new());
 
-/// Device memory that the other ranks may map. If dropped after its record was sent,
-/// it stays allocated, as a peer may map it.
+/// Device memory that the other ranks may map. If dropped after its record was sent, it stays allocated, as a peer may
+/// map it.
 pub struct Window {
     pub context: Arc<Context>,
     allocation: Allocation,
-    /// The memory is a caller's.
+    /// The memory is a caller's; never freed here.
     is_given: bool,
     is_published: bool,
     /// The memory was another group's, and a peer of that group may still map it.
@@ -61,13 +61,13 @@ impl Window {
         Ok(window)
     }
 
-    /// The caller's allocation that has `data`.
+    /// The caller's allocation that contains `data`.
     pub fn given(context: &Arc<Context>, data: DevPtr) -> Result<Self> {
         let (base, bytes) = driver::allocation_of(data)?;
         Ok(Self::of_pieces(context, base, bytes))
     }
 
-    /// The caller's `bytes` at `base`, which were put together of pieces.
+    /// The caller's `bytes` at `base`, composed of pieces.
     pub fn of_pieces(context: &Arc<Context>, base: DevPtr, bytes: usize) -> Self {
         let mut window = Self::over(context, base, bytes);
         window.is_given = true;
@@ -94,7 +94,7 @@ impl Window {
         self.is_published = false;
     }
 
-    /// Leaves the memory to the next group that wants a window of this size. A peer may map it, but no kernel uses it.
+    /// Leaves the memory to the next group that needs a window of this size. A peer may map it, but no kernel uses it.
     pub fn keep(mut self) {
         self.is_published = false;
         self.must_stay = true;
@@ -145,7 +145,7 @@ impl WindowRecord {
         Ok(Self { process: ProcessId::this()?, allocation: window.allocation, ipc: exports::export(window.base())? })
     }
 
-    /// The same of one that the peers get in pieces.
+    /// The record of a window that peers receive in pieces.
     pub fn of_pieces(window: &Window) -> Result<Self> {
         Ok(Self { process: ProcessId::this()?, allocation: window.allocation, ipc: [0; IPC_HANDLE_BYTES] })
     }
@@ -176,8 +176,8 @@ impl WindowRecord {
         }
     }
 
-    /// The window's allocation if it is in this process. Refuses a length other than `bytes`, and an
-    /// allocation here without a live window: its rank has given up, and the window is gone.
+    /// The window's allocation if it is in this process. Refuses another length than `bytes`, and an allocation in this
+    /// process without a live window: its rank has given up, and the window is gone.
     fn here(&self, bytes: usize) -> Result<Option<Allocation>> {
         if self.allocation.bytes != bytes as u64 {
             return Err(
@@ -202,22 +202,22 @@ fn take<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N]> {
     Ok(*head)
 }
 
-/// A peer's window as this rank reaches it.
+/// A peer's window, as mapped by this rank.
 pub struct PeerMapping {
     context: Arc<Context>,
     base: DevPtr,
     imported: Option<Import>,
 }
 
-/// What there is to undo.
+/// What must be undone.
 enum Import {
     Handle([u8; IPC_HANDLE_BYTES]),
-    /// Pieces of so many bytes.
+    /// Pieces of these sizes.
     Pieces(Vec<usize>),
 }
 
 impl Import {
-    /// Unmaps what is at `address` from the current context. A destroyed context has closed its mappings.
+    /// Unmaps `address` from the current context. A destroyed context has closed its mappings.
     fn close(&self, address: usize) {
         match self {
             Self::Handle(_) => drop(exports::close_import(DevPtr(address))),
@@ -247,7 +247,7 @@ impl PeerMapping {
         Ok(Self { context: Arc::clone(context), base, imported })
     }
 
-    /// Maps the memory of `record`, in the pieces that `came` from its process; none from this one.
+    /// Maps the memory of `record` in the pieces that `came` from its process; none if that is this process.
     pub fn of_pieces(context: &Arc<Context>, record: &WindowRecord, came: Option<Received>) -> Result<Self> {
         let _entered = context.enter()?;
         let pieces = match (record.here(record.bytes())?, came) {
@@ -269,7 +269,7 @@ impl PeerMapping {
         self.base
     }
 
-    /// Unmaps all `mappings` now if the device is quiescent, and says whether none is left.
+    /// Unmaps all `mappings` now if the device is quiescent; returns whether none is left.
     pub fn unmap<'a>(mappings: impl IntoIterator<Item = &'a mut Self>) -> bool {
         let mut imported: Vec<&mut Self> = mappings.into_iter().filter(|it| it.imported.is_some()).collect();
         let Some(context) = imported.first().map(|it| Arc::clone(&it.context)) else { return true };
@@ -283,7 +283,7 @@ impl PeerMapping {
     }
 }
 
-/// The failure of an import: its usual cause is that the rank has died since it sent its record.
+/// The failure of an import, usually because the rank has died since it sent its record.
 fn rank_is_gone(cause: Error) -> Error {
     Error::new(Code::RemoteError, cause.text())
 }

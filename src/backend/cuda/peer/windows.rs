@@ -15,7 +15,7 @@ use std::sync::Arc;
 const UNMAPPED: u8 = 1;
 const STILL_MAPPED: u8 = 2;
 
-/// Bytes of a window of words alone: the least that shares no page with another allocation.
+/// Bytes of a window that only has words: the minimum that shares no page with another allocation.
 const WORDS_BYTES: usize = 2 << 20;
 
 /// One rank's window, and its mappings of the others'.
@@ -25,7 +25,7 @@ pub struct PeerWindows {
 }
 
 impl PeerWindows {
-    /// This rank's `window`, without mappings of the others' yet.
+    /// This rank's `window`, without any mappings yet.
     pub fn new(window: Window) -> Self {
         Self { mappings: Vec::new(), window }
     }
@@ -39,8 +39,8 @@ impl PeerWindows {
         self.window.base()
     }
 
-    /// Maps the windows of the other ranks of this node, in rank order; `records` are those of all ranks of the group.
-    /// Each window has `bytes`. If one fails, the earlier mappings stay, to be unmapped with the rest.
+    /// Maps the windows of this node's other ranks, in rank order; `records` are those of all ranks of the group. Each
+    /// window has `bytes`. After a failure the earlier mappings stay, to be unmapped with the rest.
     fn map_peers(&mut self, view: &NodeView, records: &[&[u8]], bytes: usize) -> Result<()> {
         let rank = view.rank;
         let others = GroupRank::all(records.len()).zip(records);
@@ -52,7 +52,7 @@ impl PeerWindows {
         Ok(())
     }
 
-    /// Maps the window of `peer`, which has `bytes` if they are known, and gives where it is.
+    /// Maps the window of `peer`, of `bytes` if that is known; returns its address.
     pub fn map(
         &mut self,
         view: &NodeView,
@@ -64,7 +64,7 @@ impl PeerWindows {
         self.keep(view, peer, mapping)
     }
 
-    /// Keeps a new `mapping` of `peer`'s memory, and gives where it is.
+    /// Keeps a new `mapping` of `peer`'s memory; returns its address.
     pub fn keep(&mut self, view: &NodeView, peer: GroupRank, mapping: Result<PeerMapping>) -> Result<DevPtr> {
         let rank = view.rank;
         let named = |error: Error| error.within(format_args!("rank {rank} cannot map rank {peer}'s window"));
@@ -74,12 +74,12 @@ impl PeerWindows {
         Ok(base)
     }
 
-    /// Unmaps the peers' windows if the device is quiescent, and says whether none is mapped.
+    /// Unmaps the peers' windows if the device is quiescent; returns whether none is left.
     pub fn unmap(&mut self) -> bool {
         PeerMapping::unmap(&mut self.mappings)
     }
 
-    /// Ends this rank's window: its memory is free if no peer maps it any more, and otherwise left to the next group.
+    /// Ends this rank's window: freed if no peer maps it any more, otherwise left to the next group.
     pub fn give_back(self, all_unmapped: bool) {
         drop(self.mappings);
         if all_unmapped {
@@ -89,18 +89,18 @@ impl PeerWindows {
         }
     }
 
-    /// The windows of this node's ranks, once all are mapped; `own` is this rank's local index.
+    /// The addresses of the windows of this node's ranks, once all are mapped; `own` is this rank's local index.
     pub fn bases(&self, own: LocalRank) -> Vec<DevPtr> {
         let mut bases: Vec<DevPtr> = self.mappings.iter().map(PeerMapping::base).collect();
         bases.insert(own.index(), self.window.base());
         bases
     }
 
-    /// Unmaps the peers' windows if the device is quiescent. Gives the own ones back once all ranks have unmapped them,
-    /// or leaves them to the next group if one could not. No kernel of any rank uses a window any more. Collective.
+    /// Unmaps the peers' windows if the device is quiescent. Frees this rank's once all ranks have unmapped them, or
+    /// leaves them to the next group if a rank could not. No kernel of any rank uses a window any more. Collective.
     ///
-    /// It must not wait for a quiescent device: another thread may be in an exchange whose peers wait
-    /// here for an exchange of this rank.
+    /// It must not wait for a quiescent device: another thread may be in an exchange whose peers wait here for an
+    /// exchange of this rank.
     pub fn release(mut all: Vec<Self>, bootstrap: &Bootstrap, stream: Stream) -> Result<()> {
         let mine = if Self::unmap_all(&mut all) { UNMAPPED } else { STILL_MAPPED };
         let all_unmapped = bootstrap.all_gather(&[mine], stream)?.iter().all(|it| *it == [UNMAPPED]);
@@ -115,28 +115,28 @@ impl PeerWindows {
     /// Ends an opening that failed with `error` on all ranks, and returns that error.
     fn abandon(self, bootstrap: &Bootstrap, stream: Stream, error: Error) -> Error {
         match bootstrap.lost() {
-            // The error is what matters; a window that cannot be freed stays.
+            // That error is the one to report; a window that cannot be freed stays.
             None => drop(Self::release(vec![self], bootstrap, stream)),
-            // The own one stays allocated, as kernels of a peer may write to it.
+            // This rank's stays allocated, as a peer's kernels may write to it.
             Some(_) => drop(self),
         }
         error
     }
 }
 
-/// What one rank has of its group's windows.
+/// A rank's windows in a group.
 pub struct GroupWindows {
     pub operations: PeerWindows,
-    /// Over nodes, for words to the other ranks of this node; `None` without such ranks. Once the ranks have left, such
-    /// words say whether the windows of operations can be freed.
+    /// Over several nodes, for words to this node's other ranks; `None` without such ranks. After the ranks have left,
+    /// these words say whether the windows of operations can be freed.
     pub words: Option<PeerWindows>,
 }
 
 impl GroupWindows {
-    /// Bytes of a record: a half for each window, the second zeros if there is none.
+    /// Bytes of a record: one half per window, the second zeros if there is none.
     pub const RECORD_BYTES: usize = 2 * WindowRecord::BYTES;
 
-    /// This rank's own, for operations with so many `bytes`.
+    /// This rank's own, with `bytes` for operations.
     pub fn new(memory: &Arc<CudaMemory>, bytes: usize, has_words: bool) -> Result<Self> {
         let operations = PeerWindows::new(Window::new(memory, bytes)?);
         let words = has_words.then(|| Window::new(memory, WORDS_BYTES).map(PeerWindows::new));
@@ -161,8 +161,8 @@ impl GroupWindows {
         }
     }
 
-    /// Maps those of the other ranks of this node; `records` are those of all ranks of the group. Each window of
-    /// operations has `bytes`.
+    /// Maps those of this node's other ranks; `records` are those of all ranks of the group. Each window for operations
+    /// has `bytes`.
     pub fn map_peers(&mut self, view: &NodeView, records: &[Vec<u8>], bytes: usize) -> Result<()> {
         let halves = records.iter().map(|it| it.split_at(WindowRecord::BYTES));
         let (first, second): (Vec<&[u8]>, Vec<&[u8]>) = halves.unzip();
@@ -173,9 +173,9 @@ impl GroupWindows {
         }
     }
 
-    /// As [`PeerWindows::release`], for ranks that have left together through the words of `teardown`, by words again.
-    /// These lie in windows of their own, which then serve the process's next group, or in the window of operations,
-    /// which does. The `objects` end with the latter.
+    /// As [`PeerWindows::release`], but for ranks that have left together through the words of `teardown`, by words
+    /// again. The words are in windows of their own or in that of operations; these then serve the process's next group.
+    /// The `objects` end like the window of operations.
     pub fn part(self, objects: Vec<PeerWindows>, teardown: &Teardown) -> Result<()> {
         let Self { operations, words } = self;
         let is_alone = operations.mappings.is_empty();
@@ -203,7 +203,7 @@ impl GroupWindows {
         Ok(())
     }
 
-    /// Ends an opening that failed with `error` on all ranks, and returns that error. Nobody has written a word.
+    /// Ends an opening that failed with `error` on all ranks, and returns that error. No word has been written.
     pub fn abandon(self, bootstrap: &Bootstrap, stream: Stream, error: Error) -> Error {
         if let Some(words) = self.words {
             words.give_back(false);

@@ -1,6 +1,6 @@
 //! Creation of an HT handle: an operation in which every rank announces its ids, or its refusal.
 //!
-//! The host waits for it. It uses the windows as every operation does, so a rank whose group has failed need not take
+//! The host waits for it. It uses the windows like every operation, so a rank whose group has failed need not take
 //! part: the others see its failure mark, and no exchange is left on the communicator.
 #![allow(unsafe_code)]
 
@@ -23,8 +23,8 @@ use std::time::Duration;
 /// Most rows that a rank may receive, even in a group without a bound.
 const MOST_ROWS: usize = i32::MAX as usize;
 
-/// The map of a new handle. Collective; `wanted` is an error on a rank that refused its arguments,
-/// and that rank gets it back at once.
+/// The map of a new handle. Collective; `wanted` is an error on a rank that refused its arguments, and that rank gets
+/// it back at once.
 pub fn exchange(
     shared: &Arc<GroupState>,
     wanted: Result<HtRouting>,
@@ -47,8 +47,8 @@ pub fn exchange(
     if let Some(refused) = refused {
         return Err(refused);
     }
-    // This operation has a deadline, and so has each operation before it. Their sum would be longer
-    // than one deadline, and other work on the stream has none.
+    // This operation has a deadline, and so does each one before it; their sum would exceed one deadline, and other
+    // work on the stream has none.
     match receiver.recv_timeout(timeout + timeout / 4) {
         Ok(agreed) => agreed,
         Err(RecvTimeoutError::Disconnected) => Err(match shared.mailboxes.fault() {
@@ -63,7 +63,7 @@ pub fn exchange(
     }
 }
 
-/// The announcement of one rank: its ids, or why it refuses.
+/// A rank's announcement: its ids, or why it refuses.
 type Announced = Result<RankIds>;
 
 /// Announces this rank's part and reads those of all ranks.
@@ -134,7 +134,7 @@ fn agree(facts: &GroupFacts, wanted: &Result<HtRouting>, epoch: u64, announced: 
     Ok(map)
 }
 
-/// Writes what a handle with this map tells its caller.
+/// Reports the routing in this map to the caller.
 pub fn tell(map: &HtMap, form: HandleForm, counters: &RoutingCounters) -> Result<()> {
     let Some(zones) = form.zones else {
         write_numbers(counters.experts, map.counts.iter().copied())?;

@@ -37,7 +37,7 @@ impl Routed {
     }
 
     /// Appends what this rank returns for each row that it received: the sum of its slots by ascending expert, rounded;
-    /// and the gradients of these.
+    /// and the gradients of its slots.
     fn append_sums(&self, op: &HtCombine, message: &mut Message<'_>) -> Result<()> {
         let (slots, row_bytes) = (op.expert_rows.rows, op.row.bytes());
         // SAFETY: `rule` has checked the tensor `[n, H]`; the caller keeps it until the operation has run.
@@ -98,7 +98,7 @@ impl Routed {
         }
     }
 
-    /// Writes the gradients of each token's weights by ascending global expert id, then zeros; or by k.
+    /// Writes the gradients of each token's weights by ascending global expert, then zeros; or by k.
     fn write_gradients(&self, gradients: &WeightGradients, results: &[Results<'_>]) -> Result<()> {
         let columns = gradients.top_k;
         // SAFETY: `rule` has checked the tensor `[T, K]`; the caller leaves it to the operation.
@@ -120,7 +120,7 @@ impl Routed {
         Ok(())
     }
 
-    /// For each id of `token`, which of its experts that is, ascending; none if it names none.
+    /// For each id of `token`, the index of its expert among the token's, ascending; none if it names no expert.
     fn places_of_ids(&self, token: usize) -> Vec<Option<usize>> {
         let width = self.routing.top_k * ID_BYTES;
         let ids = self.map.ids.get(token * width..(token + 1) * width);
@@ -139,7 +139,7 @@ impl Routed {
         self.map.destinations(facts, token, top_k)
     }
 
-    /// The message of expert rank `source`.
+    /// Reads the message of expert rank `source`.
     fn results<'a>(
         &self,
         message: &'a [u8],
@@ -166,7 +166,7 @@ impl Routed {
 
 /// The message of an expert rank.
 struct Results<'a> {
-    /// Its first row of a token of this rank.
+    /// Its first row for a token of this rank.
     begin: usize,
     rows: &'a [u8],
     weights: &'a [u8],

@@ -83,7 +83,7 @@ impl Routed {
         write_counts(op.counter, &self.map.counts)
     }
 
-    /// The rows that come here, in order: source rank, then token.
+    /// The tokens that arrive here, in order: source rank, then token.
     fn arrivals(&self, sent: &[SentTokens<'_>]) -> Result<Vec<Arrival>> {
         let facts = &self.shared.facts;
         let mut arrivals = Vec::new();
@@ -104,7 +104,7 @@ impl Routed {
         Ok(arrivals)
     }
 
-    /// Writes the ids of experts, ascending, then -1; and their weights, then 0.
+    /// Writes the ids of experts, ascending, padded with -1; and their weights, padded with 0.
     fn write_routing(
         &self,
         (out, first_id): (&IdsAndWeights, usize),
@@ -130,7 +130,7 @@ impl Routed {
         Ok(())
     }
 
-    /// Writes the weight of each slot, and zeros to the others.
+    /// Writes the weight of each slot, and zeros elsewhere.
     fn write_weights(&self, out: &IdsAndWeights, arrivals: &[Arrival], sent: &[SentTokens<'_>]) -> Result<()> {
         // SAFETY: `rule` has checked the tensor `[n]`; the caller leaves it to the operation.
         let weights = unsafe { bytes_mut(out.weights, out.rows * 4) };
@@ -147,7 +147,7 @@ impl Routed {
         Ok(())
     }
 
-    /// Where the rows that come go in a tensor of so many rows, whose rest may be kept.
+    /// Where received rows go in a tensor of `rows`, whose rest may be kept.
     fn places(&self, (rows, keeps_rest): (usize, bool), arrivals: usize) -> Places {
         if self.routing.form.zones.is_none() {
             let filled = (0..arrivals).map(|row| (row, row)).collect();
@@ -168,7 +168,7 @@ impl Routed {
     }
 }
 
-/// Rows of a tensor, and which of those that come each gets; those that get zeros.
+/// Rows of a tensor that get received rows, each with the row's index; and those that get zeros.
 struct Places {
     filled: Vec<(usize, usize)>,
     empty: Vec<usize>,

@@ -20,12 +20,12 @@ use crate::model::tensor::DevPtr;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-/// An HT handle: the routing at the time when the handle was made.
+/// An HT handle: a snapshot of the routing.
 #[derive(Clone)]
 pub struct HostHt {
     shared: Arc<GroupState>,
     routing: Routing,
-    /// In a caller's memory what this handle has stored there, if it has; each operation reads it anew.
+    /// In a caller's memory what this handle has stored there, if anything; each operation reads the block again.
     map: Option<Arc<HtMap>>,
     given: Option<GivenBlock>,
 }
@@ -39,12 +39,12 @@ impl HostHt {
         Ok(Self { shared, routing, map: Some(Arc::new(map)), given: home.given })
     }
 
-    /// A handle over what lies in `block`.
+    /// A handle over the content of `block`.
     pub fn reopen(shared: Arc<GroupState>, routing: Routing, block: GivenBlock) -> Self {
         Self { shared, routing, map: None, given: Some(block) }
     }
 
-    /// The handle as an operation sees it that runs now.
+    /// The handle, as the operation that is running sees it.
     fn routed(&self) -> Result<Routed> {
         let (facts, routing) = (&self.shared.facts, self.routing);
         let map = match (self.given, &self.map) {
@@ -55,7 +55,7 @@ impl HostHt {
         Ok(Routed { shared: Arc::clone(&self.shared), routing, map })
     }
 
-    /// The rows of `map` that come here, or their slots.
+    /// The received rows of `map`, or their slots.
     fn rows_of(&self, map: &HtMap) -> usize {
         match self.routing.form.zones {
             None => map.received(),
@@ -97,7 +97,7 @@ impl Routed {
         }
     }
 
-    /// Rows that the caller's tensors must have; with zones slots, unless others are dropped.
+    /// Rows that the caller's tensors must have; with zones slots, unless the excess is dropped.
     fn rows_needed(&self) -> usize {
         match self.routing.form.zones {
             None => self.map.received(),
@@ -106,7 +106,7 @@ impl Routed {
         }
     }
 
-    /// Refuses a tensor that cannot hold all received rows: silently losing tokens would be worse.
+    /// Refuses a tensor without room for all received rows: silently dropping tokens would be worse.
     fn check_capacity(&self, role: Role, rows: usize) -> Result<()> {
         let received = self.rows_needed();
         if rows >= received {

@@ -1,4 +1,4 @@
-//! The routing of an HT handle: which rank sends which token where. Computed once per handle from the ids of all ranks.
+//! The routing of an HT handle: which rank sends which token where. Computed once per handle from all ranks' ids.
 #![allow(unsafe_code)]
 
 use crate::backend::host::block::Block;
@@ -10,7 +10,7 @@ use crate::model::handle_state::{GivenBlock, HtSections, NUMBER_WORD, ROWS_WORD,
 use crate::model::ops::{HandleForm, Routing};
 use crate::model::room::Room;
 
-/// A rank that one of a token's experts is on.
+/// A rank that hosts one of a token's experts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Destination {
     pub rank: usize,
@@ -25,7 +25,7 @@ pub struct Destination {
 pub struct HtMap {
     /// Number of the operation that exchanged the ids, the same on all ranks.
     pub number: u64,
-    /// This rank's first row of each source, then the number of rows.
+    /// This rank's first row from each source, then the number of rows.
     pub begins: Vec<u32>,
     /// Rows that go from this rank to each.
     departures: Vec<u32>,
@@ -35,9 +35,9 @@ pub struct HtMap {
     pub entries: Vec<u8>,
     /// i64 `[tokens][top_k]`: this rank's ids, if the handle keeps them.
     pub ids: Vec<u8>,
-    /// Where rows lie by expert, if they do.
+    /// The slots of rows that lie by expert.
     pub zones: ZoneMap,
-    /// Rows that came and are dropped; not in the block.
+    /// Received rows that are dropped; not in the block.
     pub dropped: usize,
 }
 
@@ -137,13 +137,13 @@ impl HtMap {
         self.begins.last().map_or(0, |rows| *rows as usize)
     }
 
-    /// Where `token` of this rank goes, by ascending rank.
+    /// The destinations of this rank's `token`, by ascending rank.
     pub fn destinations(&self, facts: &GroupFacts, token: usize, top_k: usize) -> Vec<Destination> {
         let width = top_k * ENTRY_BYTES;
         destinations(facts, self.entries.get(token * width..(token + 1) * width).unwrap_or_default())
     }
 
-    /// Stores the map in a block, of a handle with this routing.
+    /// Stores the map in the block of a handle with this routing.
     pub fn store(&self, facts: &GroupFacts, routing: &Routing, block: GivenBlock) -> Result<()> {
         let sections = sections(facts, routing)?;
         // SAFETY: `rule` has compared the block with the sections; the caller leaves it to the handle's operations.
@@ -163,7 +163,7 @@ impl HtMap {
         block.set_header(&header)
     }
 
-    /// The map that a block holds, if it is that of a handle with this routing.
+    /// The map in a block, if it belongs to a handle with this routing.
     pub fn load(facts: &GroupFacts, routing: &Routing, block: GivenBlock) -> Result<Self> {
         let sections = sections(facts, routing)?;
         // SAFETY: as above.
@@ -206,7 +206,7 @@ fn sections(facts: &GroupFacts, routing: &Routing) -> Result<HtSections> {
     Ok(HtSections::new(shape.ok_or_else(|| Error::internal("a block in a group without a bound"))?))
 }
 
-/// The ids of all ranks without those of rows beyond the first `most` of a rank; and how many such this rank has.
+/// All ranks' ids without those of rows beyond the first `most` of a rank; and how many such rows this rank has.
 fn cut(facts: &GroupFacts, all: &[RankIds], most: usize) -> (Vec<RankIds>, usize) {
     let mut room = Room::new(vec![most as i64; facts.ranks], facts.local_experts());
     let kept = all.iter().map(|of_source| {
@@ -222,7 +222,7 @@ fn cut(facts: &GroupFacts, all: &[RankIds], most: usize) -> (Vec<RankIds>, usize
     (kept, room.dropped(facts.rank.index()))
 }
 
-/// Where a token with these `entries` goes, by ascending rank.
+/// The destinations of a token with these `entries`, by ascending rank.
 pub fn destinations(facts: &GroupFacts, entries: &[u8]) -> Vec<Destination> {
     let mut all: Vec<Destination> = Vec::new();
     for entry in entries.as_chunks::<ENTRY_BYTES>().0 {
@@ -235,7 +235,7 @@ pub fn destinations(facts: &GroupFacts, entries: &[u8]) -> Vec<Destination> {
     all
 }
 
-/// Adds the `local` expert of `rank`, where a token that has none there yet gets row `index`.
+/// Adds the `local` expert of `rank`; if it is the token's first there, the row gets number `index`.
 fn add(all: &mut Vec<Destination>, rank: usize, local: usize, index: usize) {
     match all.last_mut() {
         Some(last) if last.rank == rank => last.experts.push(local),
@@ -243,7 +243,7 @@ fn add(all: &mut Vec<Destination>, rank: usize, local: usize, index: usize) {
     }
 }
 
-/// The ranks that host the experts in `ids` (int64), ascending; rows are not numbered yet.
+/// The ranks that host the experts in `ids` (int64), ascending; without row numbers yet.
 fn by_rank(facts: &GroupFacts, ids: &[u8]) -> Vec<Destination> {
     let mut experts: Vec<usize> = numeric::i64s(ids).filter_map(|id| facts.expert(id)).collect();
     experts.sort_unstable();

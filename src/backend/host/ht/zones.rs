@@ -1,26 +1,26 @@
-//! Where the rows that a rank receives lie by expert (`model::ops::Zones`).
+//! The slots of received rows that lie by expert (`model::ops::Zones`).
 
 use crate::model::ops::Zones;
 use std::ops::Range;
 
-/// Behind the last slot of a row.
+/// Ends a row's list of slots.
 const NO_SLOT: u32 = u32::MAX;
-/// Instead of a slot that there is not.
+/// Stands for a slot beyond the limit.
 const DROPPED: u32 = u32::MAX - 1;
 
-/// The slots of all rows; empty where rows do not lie so.
+/// The slots of all rows; empty unless they lie by expert.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ZoneMap {
     /// Most slots of a row.
     pub most: usize,
     /// `[rows][most]`: the slots of each row, by ascending expert.
     pub slots: Vec<u32>,
-    /// The first slot of each local expert, then the number of all.
+    /// The first slot of each local expert, then the number of all slots.
     pub begins: Vec<u32>,
 }
 
 impl ZoneMap {
-    /// Of rows for these local experts each, in their order; `counts` says how many come for each expert.
+    /// The slots of `rows`, each given by its local experts; `counts` has the number of rows per expert.
     pub fn new(zones: Zones, counts: &[u32], rows: &[Vec<usize>], most: usize) -> Self {
         let mut begins = vec![0];
         let mut end = 0;
@@ -43,18 +43,18 @@ impl ZoneMap {
         Self { most, slots, begins }
     }
 
-    /// The slot of `row` for each of its experts; none for one that is dropped.
+    /// The slot of `row` for each of its experts; none if dropped.
     pub fn of_row(&self, row: usize) -> impl Iterator<Item = Option<usize>> {
         let slots = self.slots.get(row * self.most..(row + 1) * self.most).unwrap_or_default().iter();
         slots.take_while(|slot| **slot != NO_SLOT).map(|slot| (*slot != DROPPED).then_some(*slot as usize))
     }
 
-    /// All slots, also those that there are not.
+    /// The number of all slots, including those beyond the limit.
     pub fn total(&self) -> usize {
         self.begins.last().map_or(0, |slots| *slots as usize)
     }
 
-    /// The slots of the zone of each expert, of which there are `most`.
+    /// The slots of each expert's zone, of which there are `most` in total.
     pub fn zones(&self, most: usize) -> impl Iterator<Item = Range<usize>> {
         let at = move |slot: u32| (slot as usize).min(most);
         self.begins.iter().zip(self.begins.iter().skip(1)).map(move |(begin, end)| at(*begin)..at(*end))

@@ -1,5 +1,5 @@
-//! The rows of a rank-major dispatch: a token's row once, whatever number of the rank's experts it names, with its ids
-//! and weights beside it.
+//! The rows of a rank-major dispatch: a token's row once, however many of the rank's experts it names, with its ids and
+//! weights.
 #![allow(unsafe_code)]
 
 use crate::backend::host::device::{bytes, bytes_mut};
@@ -14,7 +14,7 @@ use crate::model::layout::RowOf;
 use crate::model::ops::{IntWidth, LlBeside, LlDispatch};
 
 const WEIGHT_BYTES: usize = size_of::<f32>();
-/// Every byte of the id of an entry that names no expert of this rank, which is -1.
+/// Every byte of -1, the id of an entry that names no expert of this rank.
 const NONE: u8 = 0xff;
 
 impl HostLl {

@@ -9,13 +9,13 @@
 //! Over several nodes there is reduce mode only. The contributions of each node other than the
 //! home's are summed and rounded there (`node_sums`).
 //!
-//! Rank-major rows are sums of a rank already, so a rank posts one contribution per token, which is added as it is, in
-//! the order of the first k that the dispatch found for the rank, in either mode. Ids and weights of the combine do not
-//! matter there.
+//! Rank-major rows are already sums of a rank, so a rank posts one contribution per token, which is added unchanged, in
+//! order of the first k that the dispatch found for the rank, in either mode. Ids and weights of the combine are
+//! ignored.
 //!
-//! The dispatch fixed what a contribution covers, and k is numbered as it was there. The ids of the
-//! combine decide whether it takes part and with which weight `w[k]` (`topk_weights`). Exact mode sums in
-//! the order of the combine's ids.
+//! The dispatch fixed what a contribution covers, and k is numbered as it was there. The ids of the combine decide
+//! whether it takes part and with which weight `w[k]` (`topk_weights`). Exact mode sums in the order of the combine's
+//! ids.
 #![allow(unsafe_code)]
 
 use crate::backend::host::device::{add_waits, bytes, bytes_mut};
@@ -81,8 +81,8 @@ impl HostLl {
         self.shared.mailboxes.post(epoch, &message)
     }
 
-    /// Posts this rank's weights and returns copies of those of all ranks. Copies release the banks,
-    /// which this rank may need while it waits for a free bank for its rows.
+    /// Posts this rank's weights and returns copies of all ranks' weights. Copying releases the banks, which this rank
+    /// may need while it waits for a free bank for its rows.
     fn exchange_weights(&self, op: &LlCombine, fingerprint: &Fingerprint, epoch: u64) -> Result<Vec<TopkWeights>> {
         let mut message = fingerprint.message();
         if let Some(topk_weights) = self.topk_weights(op)? {
@@ -167,7 +167,7 @@ impl HostLl {
         Ok(())
     }
 
-    /// The first k of a token that the dispatch found to name an expert of `rank`.
+    /// The first k of a token with which the dispatch found an expert of `rank`.
     fn first_of(&self, last: &LastDispatch, token: usize, rank: usize) -> Option<usize> {
         let top_k = self.routing.top_k;
         let ids = last.sent.get(token * top_k..(token + 1) * top_k)?;
@@ -176,7 +176,7 @@ impl HostLl {
     }
 }
 
-/// Where a contribution of `source` that covers these k of a token comes in its sum, and the factor of its row;
+/// The position in its sum of a contribution of `source` that covers these k of a token, and the factor of its row;
 /// none if it takes no part.
 fn weigh(
     op: &LlCombine,

@@ -42,8 +42,8 @@ impl HostLl {
     pub(super) fn receive_tokens(&self, op: &LlDispatch, fingerprint: &Fingerprint, epoch: u64) -> Result<()> {
         let facts = self.facts();
         let rows = self.rows(op.layout)?;
-        // All messages, this rank's own as well, must be there before the first write. Until the send phase has run,
-        // perhaps on another stream, earlier work of the caller may still use the output.
+        // All messages, including this rank's own, must have arrived before the first write. Until the send phase has
+        // run, perhaps on another stream, earlier work of the caller may still use the output.
         let messages = self.shared.mailboxes.receive_all(epoch)?;
         add_waits(&messages, op.waits);
         let mut nowhere = Vec::new();
@@ -102,17 +102,17 @@ impl HostLl {
     }
 }
 
-/// What a dispatch has written.
+/// What a dispatch has delivered.
 #[derive(Default)]
 pub(super) struct Landed {
     /// The rows from each source rank.
     pub placed: Vec<Vec<Placed>>,
-    /// How many each local expert has or, rank-major, came from each source.
+    /// Rows of each local expert or, rank-major, from each source.
     pub counts: Vec<u32>,
 }
 
-/// Refuses ids that give an expert of this rank more rows than it has slots, before any of them is
-/// written. Tokens that name an expert once always fit, so some rank repeats its id.
+/// Refuses ids that give an expert of this rank more rows than it has slots, before any row is written. Tokens that
+/// name an expert once always fit, so some rank repeats ids.
 fn check_room(facts: &GroupFacts, layout: Layout, sent: &[SentTokens<'_>]) -> Result<()> {
     let experts = facts.experts_of(facts.rank);
     let Some(capacity) = layout.slots() else { return Ok(()) };
@@ -146,13 +146,13 @@ pub(super) struct SentTokens<'a> {
     tokens: u32,
     top_k: usize,
     ids: &'a [u8],
-    /// f32 `[tokens, top_k]` if it is rank-major.
+    /// f32 `[tokens, top_k]`, if rank-major.
     pub weights: &'a [u8],
     pub rows: Incoming<'a>,
 }
 
 impl<'a> SentTokens<'a> {
-    /// Reads what `source` has sent, which may have `most` tokens.
+    /// Reads what `source` has sent; at most `most` tokens.
     fn read((message, source): (&'a [u8], usize), fingerprint: &Fingerprint, most: usize) -> Result<Self> {
         let mut reader = fingerprint.read(message, source)?;
         let top_k = fingerprint.top_k;
@@ -208,7 +208,7 @@ mod tests {
             SentTokens::read((&written, 0), &fingerprint, usize::MAX).and_then(|sent| Ok(sent.rows.payload(0)?.len()))
         };
         assert_eq!(read(1).unwrap(), 16);
-        // For the last two, a careless multiplication gives 0 bytes of ids and of rows.
+        // With the last two, an unchecked multiplication gives 0 bytes of ids and of rows.
         for tokens in [2, 1 << 60, 1 << 62] {
             assert!(read(tokens).is_err(), "{tokens}");
         }

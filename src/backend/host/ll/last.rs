@@ -1,4 +1,4 @@
-//! What an LL dispatch leaves for the combines that follow it, as one rank sees it: the sections of a handle's block
+//! What an LL dispatch stores for later combines, as one rank sees it: the sections of a handle's block
 //! (`model::handle_state`).
 #![allow(unsafe_code)]
 
@@ -17,11 +17,11 @@ pub struct LastDispatch {
     pub sent: Vec<i64>,
     /// Tokens of each source rank.
     pub tokens: Vec<u32>,
-    /// The entries from each, by token, then k.
+    /// The entries from each source, by token, then k.
     pub placed: Vec<Vec<Placed>>,
 }
 
-/// An entry that names an expert of this rank; rank-major a token that comes here, with 0 as its k.
+/// An entry that names an expert of this rank; rank-major a token that arrives here, with 0 as its k.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Placed {
     pub token: usize,
@@ -31,7 +31,7 @@ pub struct Placed {
 }
 
 impl LastDispatch {
-    /// Stores it in a block, of a handle with this routing, whose rows lie so.
+    /// Stores it in the block of a handle with this routing, with rows in this layout.
     pub fn store(&self, facts: &GroupFacts, routing: &Routing, (block, layout): (GivenBlock, Layout)) -> Result<()> {
         let (sections, per_rank) = sections(facts, routing)?;
         // SAFETY: `rule` has compared the block with the sections; the caller leaves it to the handle's operations.
@@ -52,7 +52,7 @@ impl LastDispatch {
         block.set_header(&with_layout(header(facts, routing, 0), layout))
     }
 
-    /// What a block holds, if it is that of a handle with this routing.
+    /// Loads it from a block, if that belongs to a handle with this routing.
     pub fn load(facts: &GroupFacts, routing: &Routing, (block, layout): (GivenBlock, Layout)) -> Result<Self> {
         let (sections, per_rank) = sections(facts, routing)?;
         // SAFETY: as above.
@@ -78,7 +78,7 @@ impl LastDispatch {
     }
 }
 
-/// The sections, and a rank's entries.
+/// The sections, and the number of entries per rank.
 fn sections(facts: &GroupFacts, routing: &Routing) -> Result<(LlSections, usize)> {
     let shape = StateShape::of_group(facts, routing.top_k, routing.form);
     let shape = shape.ok_or_else(|| Error::internal("a block in a group without a bound"))?;

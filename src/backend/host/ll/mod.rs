@@ -28,7 +28,7 @@ pub struct HostLl {
     shared: Arc<GroupState>,
     routing: Routing,
     last: Arc<Mutex<Arc<LastDispatch>>>,
-    /// Where the last dispatch is kept instead.
+    /// The block in a caller's memory that holds the last dispatch instead, if there is one.
     given: Option<GivenBlock>,
     received: Arc<Received>,
     /// Epoch of the last operation that was sent in each slot.
@@ -52,7 +52,7 @@ impl HostLl {
         }
     }
 
-    /// Keeps what a dispatch leaves.
+    /// Keeps what a dispatch has stored for combines.
     fn keep(&self, last: LastDispatch, layout: Layout) -> Result<()> {
         match self.given {
             Some(block) => last.store(self.facts(), &self.routing, (block, layout))?,
@@ -61,7 +61,7 @@ impl HostLl {
         Ok(())
     }
 
-    /// What the last dispatch has left.
+    /// What the last dispatch has stored.
     fn last(&self, layout: Layout) -> Result<Arc<LastDispatch>> {
         let given = |block| LastDispatch::load(self.facts(), &self.routing, (block, layout));
         match self.given {
@@ -137,7 +137,7 @@ impl LlBackend for HostLl {
     }
 
     fn receive(&self, op: &LlOp, slot: StagedSlot, stream: Stream) -> Result<()> {
-        // The phases are in order on any streams, because the receive phase waits for this rank's own message.
+        // The phases are ordered on any streams, because the receive phase waits for this rank's own message.
         let (handle, op, fingerprint) = (self.clone(), *op, self.fingerprint(op, true));
         let received = Arc::clone(&self.received);
         let epoch = slot.of(&self.staged).load(Ordering::Relaxed);

@@ -2,8 +2,8 @@
 //!
 //! Dispatch fixed which rows exist; the ids and weights of the combine say how to use them. In between the caller may
 //! have masked ids, or permuted (id, weight) pairs. So the entries of the combine are matched with the dispatched ones
-//! by their ids: the m-th entry that names an expert matches the m-th one dispatched to it, and any further ones match
-//! the last. An id that was not dispatched counts as masked. A dispatched entry without a match takes no part.
+//! by id: the m-th entry that names an expert matches the m-th one dispatched to it, and further ones match the last.
+//! An id that was not dispatched counts as masked. A dispatched entry without a match takes no part.
 
 use crate::backend::host::message::{Message, Reader};
 use crate::backend::host::numeric;
@@ -19,7 +19,7 @@ pub struct TopkWeight {
     pub weight: f32,
 }
 
-/// Ids and weights in the caller's memory at the time when the combine runs.
+/// Ids and weights in the caller's memory when the combine runs.
 #[derive(Clone, Copy)]
 pub struct Wanted<'a> {
     /// int64 `[tokens, top_k]`.
@@ -48,7 +48,7 @@ impl TopkWeights {
         Self { top_k, by_entry }
     }
 
-    /// The weight of the entry `k` of `token`, numbered as in the dispatch.
+    /// The weight of entry `k` of `token`, by the dispatch's numbering.
     pub fn get(&self, token: usize, k: usize) -> Result<Option<TopkWeight>> {
         self.by_entry
             .get(token * self.top_k..(token + 1) * self.top_k)
@@ -66,7 +66,7 @@ impl TopkWeights {
         message.owned_bytes(weights.flat_map(f32::to_ne_bytes).collect());
     }
 
-    /// Reads what another rank wrote. It does not contain the order of that rank's sums.
+    /// Reads what another rank wrote, which omits the order of that rank's sums.
     pub fn read(reader: &mut Reader<'_>, top_k: usize) -> Result<Self> {
         let entries = reader.number()?;
         let takes_part = reader.bytes(entries)?;

@@ -1,4 +1,4 @@
-//! Grids of LL kernels: how many blocks of how many threads, of which some send.
+//! Grids of LL kernels: the number of blocks, of threads, and of blocks that send.
 
 use crate::backend::cuda::ll::chunks::{Cut, chunks};
 use crate::backend::cuda::ll::launch::{
@@ -13,35 +13,35 @@ use crate::model::group::LlCombineMode;
 use crate::model::ops::Routing;
 use crate::tuning::{Choice, Operation};
 
-/// Blocks that a caller's channel stands for, as in HT.
+/// Blocks per channel of the caller's, as in HT.
 const BLOCKS_PER_CHANNEL: usize = 2;
 /// Fewest blocks of a combine.
 const LEAST_COMBINE_BLOCKS: usize = 8;
-/// From this many tokens on, a combine needs more on its way at a time than its small kernel has
+/// From this many tokens on, a combine needs more loads in flight than its small kernel has
 /// (docs/development/README.md).
 const MANY_TOKENS_OF_COMBINE: usize = 64;
 /// From this many tokens on, combines of two ranks, and of more, are faster with blocks that only receive.
 const MANY_TOKENS: [usize; 2] = [1024, 256];
-/// Up to this many tokens more threads find nothing to do.
+/// Up to this many tokens additional threads would be idle.
 const FEW_TOKENS: usize = 8;
 
 impl LlPlan {
-    /// The most blocks of a kernel where `multiprocessors` could run it.
+    /// The largest grid on a device with `multiprocessors`.
     pub(super) fn most_blocks(&self, multiprocessors: u32) -> u32 {
         let channels = self.facts.channels.unwrap_or(usize::MAX);
         at_most(channels.saturating_mul(BLOCKS_PER_CHANNEL), multiprocessors)
     }
 
-    /// The most tokens of a rank's sources. How many there are is not known when a handle is made.
+    /// The most tokens of a rank's sources; their actual number is unknown when a handle is created.
     fn served_tokens(&self) -> usize {
         self.max_tokens * self.forwarders.sources
     }
 
-    /// The grid of a dispatch of `tokens` on a device with `multiprocessors`, of which one in `per_sender` sends,
-    /// and how many of its receiving blocks notify.
+    /// The grid of a dispatch of `tokens` on a device with `multiprocessors`, one in `per_sender` of which sends, and
+    /// how many of its receiving blocks notify.
     ///
-    /// A rank sends its own tokens and receives those of all ranks. The number of the others'
-    /// tokens is unknown here, and in a graph it may change from launch to launch.
+    /// A rank sends its own tokens and receives those of all ranks. The number of the others' tokens is unknown here,
+    /// and in a graph it may change between launches.
     pub(super) fn dispatch_grid(
         &self,
         tokens: usize,
@@ -58,7 +58,7 @@ impl LlPlan {
         (own.with_receivers(most.blocks).with_threads(most.threads), own.receive_blocks)
     }
 
-    /// The grid of a dispatch where all ranks have `tokens`.
+    /// The grid of a dispatch if all ranks have `tokens`.
     ///
     /// Measured on H200 (docs/development/low-latency.md): a quarter of the multiprocessors saturates NVLink with rows;
     /// the others copy the arriving rows out.
@@ -82,20 +82,20 @@ impl LlPlan {
         Grid::split(senders, receivers, threads)
     }
 
-    /// What was measured for an operation of `tokens`. Measurements are made with the tokens of one rank, also where
-    /// it serves those of several sources, and a group over several nodes may have fewer blocks than they.
+    /// What was measured for an operation of `tokens`. Measurements are of one rank's tokens, even where it serves
+    /// several sources, and a group over several nodes may have fewer blocks than they used.
     pub(super) fn measured(&self, operation: Operation, tokens: usize, multiprocessors: u32) -> Option<Choice> {
         let choice = self.tuning.choice(operation, tokens.min(self.max_tokens))?;
         Some(choice.at_most(multiprocessors))
     }
 
-    /// With how many tokens each of two ranks has as many pairs of a token and a rank. The blocks that suit these are too
-    /// few for as many tokens of four ranks (docs/development/README.md).
+    /// The number of tokens with which each of two ranks has as many (token, rank) pairs. Grids that suit that many are
+    /// too small for the same tokens per rank on four ranks (docs/development/README.md).
     fn pairs_of_two(&self, tokens: usize) -> usize {
         tokens * self.forwarders.peers.div_ceil(2)
     }
 
-    /// The kernel of a combine of `tokens` that is not exact. Ranks need not have the same.
+    /// The kernel of a combine of `tokens` that is not exact. Ranks may use different ones.
     pub(super) fn combine_kernel(&self, tokens: usize) -> CombineKernel {
         if self.forwarders.nodes > 1 {
             CombineKernel::OverNodes
@@ -106,8 +106,8 @@ impl LlPlan {
         }
     }
 
-    /// The grid of a combine of `tokens` on a device with `multiprocessors`: a rank receives its
-    /// own tokens and sends rows for the tokens of all ranks.
+    /// The grid of a combine of `tokens` on a device with `multiprocessors`: a rank receives its own tokens and sends
+    /// rows for the tokens of all ranks.
     pub(super) fn combine_grid(&self, tokens: usize, multiprocessors: u32) -> Grid {
         if self.forwarders.nodes > 1 {
             return self.even_combine_grid(self.served_tokens(), multiprocessors);
@@ -117,7 +117,7 @@ impl LlPlan {
         own.with_senders(most.blocks).with_threads(most.threads)
     }
 
-    /// The grid of a combine where all ranks have `tokens`.
+    /// The grid of a combine if all ranks have `tokens`.
     pub(super) fn even_combine_grid(&self, tokens: usize, multiprocessors: u32) -> Grid {
         let reduces = self.facts.ll_combine == LlCombineMode::Reduce;
         let most_threads = match self.combine_kernel(tokens) {
@@ -141,36 +141,36 @@ impl LlPlan {
     }
 }
 
-// Kernels for few tokens, each of whose blocks does one kind of work.
+// Kernels for few tokens, in which each block does one kind of work.
 
-/// Up to this many pairs of a token and a rank. With twice as many the other kernels are as fast or faster
+/// Up to this many (token, rank) pairs. With twice as many the other kernels are at least as fast
 /// (docs/development/low-latency.md).
 const PAIRS_BY_RANK: usize = 128;
-/// The same of rows by expert, of two ranks and of more, as these need the counts of all sources before theirs; without
-/// scales they have twice the chunks.
+/// The same for rows by expert, with two ranks and with more, as these need the counts of all earlier sources; without
+/// scales there are twice as many chunks.
 const PAIRS_SCALED: [usize; 2] = [128, 32];
 const PAIRS_PLAIN: [usize; 2] = [64, 16];
-/// And no more where others may have more tokens, as blocks are set aside for these.
+/// At most this many if other ranks may have more tokens, as blocks are reserved for these.
 const PAIRS_OF_SOME: [usize; 2] = [32, 64];
-/// Up to as many, rows of a view are copied: without scales, of two ranks and of more.
+/// Up to this many, rows of a view are copied if they have no scales: with two ranks, and with more.
 const PAIRS_PLAIN_VIEW: [usize; 2] = [64, 128];
-/// The same of combines, whose blocks have no more than half of the threads; and where others may have more tokens.
+/// The same for combines, whose blocks have at most half as many threads; and if others may have more tokens.
 const PAIRS_OF_COMBINE: usize = 32;
 const PAIRS_OF_COMBINE_OF_SOME: usize = 16;
-/// Up to this many ranks, as a block asks one after the other for its counts.
+/// Up to this many ranks, as a block asks for their counts one after the other.
 const FEW_RANKS: usize = 8;
 /// Up to this many tokens of this rank fewer threads suffice, and start sooner.
 const LEAST_THREADS_TOKENS: usize = 8;
 const LEAST_THREADS: u32 = 256;
-/// And up to this many of any rank those that a combine may have.
+/// And up to this many of any rank, the threads that a combine may have.
 const MORE_THREADS_TOKENS: usize = 16;
-/// The least blocks of a dispatch: one sends, one tells, one hears, one receives, one serves others.
+/// The fewest blocks of a dispatch: one each to send rows, notify, receive counts, receive rows, and serve other ranks.
 const LEAST_BLOCKS: u32 = 5;
 const WARP: usize = 32;
 
 impl LlPlan {
-    /// The grids of these for a handle with such a routing on a device with so many `multiprocessors`, if they suit it; a
-    /// block of its dispatches has `shared_bytes`.
+    /// The grids of the kernels for few tokens, if they suit a handle with this routing, on a device with
+    /// `multiprocessors`; blocks of its dispatches have `shared_bytes`.
     pub(super) fn few(&self, routing: &Routing, multiprocessors: u32, shared_bytes: u32) -> Option<FewGrids> {
         let is_tuned = |operation| self.measured(operation, routing.tokens, multiprocessors).is_some();
         let rows = self.few_rows(routing.tokens);
@@ -199,17 +199,17 @@ impl LlPlan {
         if tokens < self.max_tokens { PAIRS_OF_COMBINE_OF_SOME } else { PAIRS_OF_COMBINE }
     }
 
-    /// What holds for two ranks, or for more.
+    /// The number for two ranks, or that for more.
     fn of_ranks(&self, [two, more]: [usize; 2]) -> usize {
         if self.facts.ranks <= 2 { two } else { more }
     }
 
-    /// Pairs of a token and a rank, if each of these has so many.
+    /// The number of (token, rank) pairs if each rank has `tokens`.
     fn pairs(&self, tokens: usize) -> usize {
         tokens * self.facts.ranks
     }
 
-    /// Of which rows there are few where ranks have so many `tokens`.
+    /// The kinds of rows that are few if a rank has `tokens`.
     pub fn few_rows(&self, tokens: usize) -> FewRows {
         let suits = self.forwarders.nodes == 1 && self.facts.ranks <= FEW_RANKS;
         let bound = if tokens < self.max_tokens { self.of_ranks(PAIRS_OF_SOME) } else { usize::MAX };
@@ -222,21 +222,21 @@ impl LlPlan {
         }
     }
 
-    /// Of which rows no rank has many, where a device with so many `multiprocessors` runs these kernels: that of each
-    /// rank, or none.
+    /// The kinds of rows of which no rank has many, if a device with `multiprocessors` runs these kernels; the same on
+    /// each rank, or none.
     pub fn few_rows_of_view(&self, multiprocessors: u32) -> Option<FewRows> {
         (self.most_blocks(multiprocessors) >= LEAST_BLOCKS).then(|| self.few_rows(self.max_tokens))
     }
 
-    /// Of how many blocks of so many `threads` each warp moves a chunk of one of `rows`.
+    /// The number of blocks of `threads` with which each warp moves one chunk of `rows`.
     fn few_blocks(&self, rows: usize, threads: u32) -> usize {
         blocks_of_chunks(rows * chunks(self.facts.row_bytes), threads)
     }
 
-    /// And how many blocks of a dispatch, of rows of so many `chunks`, serve ranks with more tokens.
+    /// The grid of a dispatch of rows with `chunks`, and how many of its blocks serve ranks with more tokens.
     fn few_dispatch(&self, routing: &Routing, multiprocessors: u32, chunks: usize) -> (Grid, u32) {
         let tokens = routing.tokens;
-        // A warp with a second chunk takes longer than more threads, which start later.
+        // A second chunk per warp takes longer than more threads, which start later.
         let fits = |threads| 3 * blocks_of_chunks(self.pairs(tokens) * chunks, threads) <= 2 * multiprocessors as usize;
         let least = self.few_threads(tokens);
         let threads = [LEAST_THREADS, LL_FEW_COMBINE_THREADS]
@@ -244,11 +244,11 @@ impl LlPlan {
             .find(|threads| *threads >= least && fits(*threads))
             .unwrap_or(LL_FEW_DISPATCH_THREADS);
         let entries = (tokens * routing.top_k).div_ceil(WARP);
-        // Of short rows more than there must be, so that each has less to do at a time.
+        // For short rows more than necessary, so that each has less to do.
         let few_blocks = |rows| self.few_blocks(rows, threads);
         let senders = at_most(few_blocks(tokens), multiprocessors * 3 / 10);
         let tellers = at_most(entries.max(self.facts.ranks), (multiprocessors / 8).max(1));
-        // One hears.
+        // One block receives counts.
         let room = multiprocessors - senders - tellers - 1;
         let of_few = at_most(few_blocks(self.pairs(tokens)), room);
         let more = few_blocks(self.pairs(self.max_tokens - tokens));
@@ -277,7 +277,7 @@ impl LlPlan {
     }
 }
 
-/// Of how many blocks of so many `threads` each warp moves one of these chunks.
+/// The number of blocks of `threads` with which each warp moves one of the chunks.
 fn blocks_of_chunks(chunks: usize, threads: u32) -> usize {
     chunks.div_ceil(threads as usize / WARP)
 }

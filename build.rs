@@ -1,11 +1,11 @@
-//! Compiles every `.cu` file below `cuda/` to a fatbin of its own; the library embeds all of them.
+//! Compiles every `.cu` file below `cuda/` to its own fatbin; the library embeds all of them.
 //!
-//! Several are compiled at a time, and one again only if its sources, the compiler or the options
-//! have changed, whatever made cargo run this: beside each fatbin lies all that it was made from.
+//! Several are compiled at a time, and each one again only if its sources, the compiler or the options have changed,
+//! whatever made cargo run this: next to each fatbin is a record of everything it was made from.
 //!
-//! Without nvcc the build continues with the host backend alone and says so once; `NCCL_EP_CUDA=require` makes that an
-//! error, `NCCL_EP_CUDA=off` makes it silent. A failing nvcc is always an error: whoever has one expects kernels. The
-//! headers of their parameters are made by `cuda/params`.
+//! Without nvcc the build continues with only the host backend and says so once; `NCCL_EP_CUDA=require` makes that an
+//! error, `NCCL_EP_CUDA=off` makes it silent. A failing nvcc is always an error: whoever has one expects kernels.
+//! `cuda/params` generates the headers of the kernels' parameters.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -21,15 +21,15 @@ use std::thread;
 /// Where `make` installs the pinned compiler wheels.
 const PINNED_TOOLKIT: &str = ".deps/cuda/nvidia/cu13";
 
-/// The default of `NCCL_EP_ARCHS`. Newer chips run the PTX of the newest entry that has it; `?`
-/// marks an architecture that an older nvcc may not know.
+/// The default of `NCCL_EP_ARCHS`. Newer GPUs run the PTX of the newest entry that has it; `?` marks an architecture
+/// that an older nvcc may not know.
 const DEFAULT_ARCHS: &str = "80,90+ptx,100?";
 
 /// The first release whose nvcc knows every architecture above.
 const OLDEST: (u32, u32) = (12, 8);
 
-/// What names nvcc if `NVCC` does not. `scripts/env.sh` sets `NVCC`, so that a virtual environment,
-/// which changes `PATH`, builds nothing anew.
+/// Variables that lead to nvcc if `NVCC` does not. `scripts/env.sh` sets `NVCC`, so that a virtual environment, which
+/// changes `PATH`, causes no rebuild.
 const SEARCHED: [&str; 3] = ["CUDA_HOME", "CUDA_PATH", "PATH"];
 
 fn main() -> ExitCode {
@@ -84,7 +84,7 @@ fn embed_kernels(nvcc: &Nvcc, root: &Path) -> Result<String, String> {
     let out = PathBuf::from(variable("OUT_DIR")?);
     let mut units: Vec<Unit> =
         files.iter().map(|file| Unit::new(file, &folder, &out, nvcc)).collect::<Result<_, _>>()?;
-    // First those that take the longest.
+    // Longest compilations first.
     units.sort_by_key(|unit| Reverse(unit.inputs.len()));
     compile(&units, nvcc)?;
     let images: Vec<String> =
@@ -96,7 +96,7 @@ fn embed_kernels(nvcc: &Nvcc, root: &Path) -> Result<String, String> {
     Ok(format!("{}.{}", nvcc.version.0, nvcc.version.1))
 }
 
-/// Compiles those of `units` that are not what their sources say, some at a time.
+/// Compiles the stale ones among `units`, some at a time.
 fn compile(units: &[Unit], nvcc: &Nvcc) -> Result<(), String> {
     let stale: Vec<&Unit> = units.iter().filter(|unit| !unit.is_current()).collect();
     let jobs = env::var("NUM_JOBS").ok().and_then(|jobs| jobs.parse().ok());
@@ -116,11 +116,11 @@ fn compile(units: &[Unit], nvcc: &Nvcc) -> Result<(), String> {
     })
 }
 
-/// A kernel file and what is made of it.
+/// A kernel file and its outputs.
 struct Unit {
     source: PathBuf,
     fatbin: PathBuf,
-    /// Holds `inputs` as soon as the fatbin is complete.
+    /// Written with `inputs` once the fatbin is complete.
     record: PathBuf,
     /// The compiler, its options and the text of all sources.
     inputs: String,
@@ -160,7 +160,7 @@ impl Unit {
     }
 }
 
-/// Adds `file` and what it includes of this project, beside itself or below `params`.
+/// Adds `file` and the project's files that it includes, beside it or below `params`.
 fn find_sources(file: &Path, params: Option<&Path>, files: &mut BTreeSet<PathBuf>) -> Result<(), String> {
     let file = fs::canonicalize(file).map_err(|error| format!("cannot find {}: {error}", file.display()))?;
     if !files.insert(file.clone()) {
@@ -196,10 +196,10 @@ fn find_kernels(folder: &Path, files: &mut Vec<PathBuf>) -> Result<(), String> {
 struct Nvcc {
     path: PathBuf,
     version: (u32, u32),
-    /// What `--version` says, which names the build.
+    /// The output of `--version`, which identifies the build.
     banner: String,
     options: Vec<String>,
-    /// Where the headers of the parameters are, in a folder `params`.
+    /// The folder whose `params` has the parameters' headers.
     params: Option<PathBuf>,
 }
 
@@ -234,7 +234,7 @@ impl Nvcc {
     }
 }
 
-/// What nvcc is told for every file.
+/// The options of nvcc for every file.
 fn options(nvcc: &Path, version: (u32, u32)) -> Result<Vec<String>, String> {
     let mut options: Vec<String> = ["-std=c++17", "-O3", "--fatbin", "--threads=2"].map(str::to_owned).into();
     if version.0 >= 13 {
@@ -264,7 +264,7 @@ fn gencode(nvcc: &Path) -> Result<Vec<String>, String> {
     if options.is_empty() { Err(format!("NCCL_EP_ARCHS: names no architecture (got {archs})")) } else { Ok(options) }
 }
 
-/// Possible places of nvcc if `NVCC` names none, best first.
+/// Possible locations of nvcc if `NVCC` names none, best first.
 fn candidates(root: &Path) -> Vec<PathBuf> {
     let [home, other_home, path] = SEARCHED.map(|name| read(name).unwrap_or_default());
     let mut found: Vec<PathBuf> = [home, other_home]
@@ -309,7 +309,7 @@ fn write(file: &Path, text: &str) -> Result<(), String> {
     fs::write(file, text).map_err(|error| format!("cannot write {}: {error}", file.display()))
 }
 
-/// A variable of the caller's, of which cargo runs this script again if it changes.
+/// A variable of the user's; cargo runs this script again if it changes.
 fn read(name: &str) -> Option<OsString> {
     println!("cargo::rerun-if-env-changed={name}");
     env::var_os(name)

@@ -1,7 +1,7 @@
 //! Every environment variable that the library reads, as one immutable struct.
 //!
-//! A group reads it once, at its creation; `log` and `nvtx` once per process. No other module reads variables from the
-//! system. `docs/env.md` lists the same names; a test compares.
+//! A group reads it once, at its creation; `log` and `nvtx` once per process. Only `nccl::network` reads another variable,
+//! which NCCL itself takes from the environment. `docs/env.md` lists the same names; a test compares.
 
 mod later;
 
@@ -83,7 +83,7 @@ pub enum Why {
 const PREFIX: &str = "NCCL_EP_";
 const NCCL_LIBRARY: &str = "NCCL_EP_NCCL_LIBRARY";
 /// Those read elsewhere: by [`nccl_library`], the Python package, the build, scripts.
-const OTHERS: [&str; 11] = [
+const READ_ELSEWHERE: [&str; 11] = [
     NCCL_LIBRARY,
     "NCCL_EP_ARCHS",
     "NCCL_EP_CUDA",
@@ -113,8 +113,8 @@ impl Env {
         let mut reader = Reader::new(lookup);
         let env = Self::from_reader(&mut reader);
         let Reader { asked, unused, .. } = reader;
-        let known = [asked.as_slice(), &OTHERS].concat();
-        let is_known = |name: &str| known.contains(&name) || is_of_others(name);
+        let known = [asked.as_slice(), &READ_ELSEWHERE].concat();
+        let is_known = |name: &str| known.contains(&name) || is_read_by_nvidia(name);
         let unknown = names.into_iter().filter(|name| name.starts_with(PREFIX) && !is_known(name)).map(|name| Unused {
             value: lookup(&name).unwrap_or_default(),
             why: Why::Name(most_alike(&name, &known)),
@@ -148,8 +148,8 @@ impl Env {
     }
 }
 
-fn is_of_others(name: &str) -> bool {
-    name.strip_prefix(PREFIX).is_some_and(later::is_of_others)
+fn is_read_by_nvidia(name: &str) -> bool {
+    name.strip_prefix(PREFIX).is_some_and(later::is_read_by_nvidia)
 }
 
 fn later_env(reader: &mut Reader<'_>) -> LaterEnv {
@@ -225,14 +225,14 @@ impl<'a> Reader<'a> {
 
 /// The most similar of `names`: one is a prefix of the other, or few letters differ.
 fn most_alike(name: &str, names: &[&'static str]) -> Option<&'static str> {
-    const FEW: usize = 2;
+    const MOST_EDITS: usize = 2;
     let distance_to = |other: &str| {
         let is_same = other.starts_with(name) || name.starts_with(other);
         if is_same { 0 } else { strsim::levenshtein(name, other) }
     };
     let own = names.iter().filter(|other| other.starts_with(PREFIX));
     let nearest = own.map(|other| (distance_to(other), *other)).min()?;
-    (name != PREFIX && nearest.0 <= FEW).then_some(nearest.1)
+    (name != PREFIX && nearest.0 <= MOST_EDITS).then_some(nearest.1)
 }
 
 #[cfg(test)]
@@ -350,7 +350,7 @@ mod tests {
         for name in names.chain(exported).map(|it| it.split('=').next()) {
             let name = name.unwrap_or_default();
             assert!(
-                OTHERS.contains(&name) || is_of_others(name) || reader.asked.contains(&name),
+                READ_ELSEWHERE.contains(&name) || is_read_by_nvidia(name) || reader.asked.contains(&name),
                 "a group would warn of {name}"
             );
         }

@@ -1,4 +1,4 @@
-//! The core knows no ABI: it exports no symbol, and none of its texts has a name that callers use.
+//! The core knows no ABI: it exports no symbol, and none of its texts contains a name that callers use.
 
 #![allow(clippy::unwrap_used)] // A test.
 
@@ -23,7 +23,7 @@ const ABI_WORDS: [&str; 13] = [
 
 #[test]
 fn the_core_has_no_words_of_an_abi() {
-    // The stand-ins' own functions begin so; they are none of the library's.
+    // The prefix of the stand-ins' own functions, which are not the library's.
     let stand_ins = "ncclEpHostsim";
     for file in sources::files("src", &[".rs"]) {
         let source = sources::read(&file);

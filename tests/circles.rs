@@ -1,4 +1,4 @@
-//! No module leads back to itself: of the core, of the stand-ins, and of the C tests' harness.
+//! No circular dependencies between modules: of the core, of the stand-ins, and of the C tests' harness.
 
 #![allow(clippy::unwrap_used)] // A test.
 
@@ -26,7 +26,7 @@ fn no_module_leads_back_to_itself() {
     }
 }
 
-/// A module of the harness is a header, and the source of the same name.
+/// A module of the harness is a header and the source with the same name.
 #[test]
 fn no_header_of_the_c_harness_leads_back_to_itself() {
     let harness = Path::new(env!("CARGO_MANIFEST_DIR")).join("c_tests/harness");
@@ -48,11 +48,11 @@ fn no_header_of_the_c_harness_leads_back_to_itself() {
     assert_eq!(circle(&uses), None);
 }
 
-/// Modules that each use the next, and the last uses the first; `None` if there are none.
+/// Modules that each use the next, the last using the first; `None` if there are none.
 fn circle(uses: &BTreeMap<String, BTreeSet<String>>) -> Option<Vec<String>> {
     let mut left = uses.clone();
     loop {
-        // Modules that use none of the remaining ones are on no circle.
+        // Modules that use none of the remaining ones are in no circle.
         let modules: BTreeSet<String> = left.keys().cloned().collect();
         left.retain(|_, targets| {
             targets.retain(|target| modules.contains(target));

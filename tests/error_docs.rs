@@ -1,6 +1,6 @@
-//! `docs/errors.md` lists every refusal, the sources produce no other, and the C tests provoke each.
+//! `docs/errors.md` lists every refusal, the sources produce no others, and the C tests provoke each.
 //!
-//! A literal such as "must be {what}" is a pattern: braces match anything, in the sources as in the tables.
+//! A literal such as "must be {what}" is a pattern: braces match anything, in the sources and in the tables.
 
 #![allow(clippy::unwrap_used)] // A test.
 
@@ -13,19 +13,19 @@ const DOCUMENT: &str = "docs/errors.md";
 /// The sources of the texts of refused arguments.
 const REFUSING: [&str; 2] = ["abi/common/src", "abi/first/src"];
 
-/// The sources of failures caused by the machine, NCCL, CUDA or another rank: the core, which has
-/// no words for arguments.
+/// The sources of failures caused by the machine, NCCL, CUDA or another rank: the core, which has no words for
+/// arguments.
 const FAILING: [&str; 3] = ["src/backend", "src/rule", "src/session"];
 
-/// A file there with no refusal: the line about a group, which `docs/env.md` shows.
+/// A file there without refusals: the line about a group, which `docs/env.md` shows.
 const NOT_FAILING: &str = "src/session/about.rs";
 
 /// Texts in those sources that the document omits.
 const NOT_LISTED: [&str; 8] = [
-    // Appears in the file; no function returns it.
+    // In the file, but returned by no function.
     "\0NCCL EP version ",
     "NCCL EP version ",
-    // Replaces a system's missing text.
+    // Stands in for a missing system text.
     "no text",
     "unknown loader error",
     // The targets of links.
@@ -92,7 +92,7 @@ fn occurs_in(pattern: &str, text: &str) -> bool {
     })
 }
 
-/// Whether a pattern is specific enough to search for: it has words of its own.
+/// Whether a pattern is specific enough to search for: it has fixed words.
 fn is_text(literal: &str) -> bool {
     let words = fixed_parts(literal).concat();
     words.trim().contains(' ') && words.chars().filter(char::is_ascii_alphabetic).count() >= 6
@@ -117,7 +117,7 @@ fn gives(pattern: &str, text: &str) -> bool {
         })
 }
 
-/// Whether some source can produce the rule of `row`, alone or together with its argument.
+/// Whether a source can produce the rule of `row`, alone or together with its argument.
 fn is_made(row: &Row, literals: &[String]) -> bool {
     let whole = format!("{}: {}", row.argument, row.rule);
     let rest = PREFIXES.iter().find_map(|prefix| row.rule.strip_prefix(prefix));

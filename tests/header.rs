@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 struct Header {
     path: &'static str,
     config: &'static str,
-    /// In the header's reading order.
+    /// In reading order.
     sources: &'static [&'static str],
 }
 
@@ -64,7 +64,7 @@ fn generate(root: &Path, header: &Header) -> String {
     tidy(&String::from_utf8(text).unwrap())
 }
 
-/// Removes Rust's `# Safety` sections, which a C programmer takes for granted. Collapses runs of blank lines.
+/// Removes Rust's `# Safety` sections, which are obvious to a C programmer, and collapses runs of blank lines.
 fn tidy(header: &str) -> String {
     let mut kept: Vec<&str> = Vec::new();
     let mut skipping = false;

@@ -1,4 +1,4 @@
-//! The floors of `cuda/`: which headers a kernel file may include, and which files may access another rank's memory.
+//! The layers of `cuda/`: which headers a kernel file may include, and which files may access other ranks' memory.
 
 #![allow(clippy::unwrap_used)] // A test.
 
@@ -26,7 +26,7 @@ fn kernels() -> Vec<(String, String, String)> {
     files.into_iter().map(read).collect()
 }
 
-/// The folder of the header that `line` includes, if it is ours.
+/// The folder of the header that `line` includes, if it is the project's.
 fn included_folder(folder: &str, line: &str) -> Option<String> {
     let path = line.strip_prefix("#include \"")?.strip_suffix('"')?;
     let (up, path) = match path.strip_prefix("../") {
@@ -50,7 +50,7 @@ fn kernel_files_include_what_is_on_their_floor_or_below() {
 
 const WARP: &str = "cuda/base/warp.cuh";
 
-/// Beginnings of words, and the files that alone may contain them, except in comments.
+/// Prefixes of words, and the only files that may contain them outside comments.
 const RESERVED: [(&str, &[&str]); 14] = [
     ("asm", &["cuda/base/ptx.cuh"]),
     ("__global__", &["cuda/base/entry.cuh"]),
@@ -86,7 +86,7 @@ fn some_words_are_in_one_file() {
     });
 }
 
-/// Whether `code` has the number of lanes as a literal. A shift by it is one by half a word of 64 bits.
+/// Whether `code` has the number of lanes as a literal, other than as a shift by half a 64-bit word.
 fn names_a_warps_size(code: &str) -> bool {
     let is_word = |c: char| c.is_alphanumeric() || c == '_';
     code.match_indices("32").any(|(at, found)| {
@@ -99,7 +99,7 @@ fn names_a_warps_size(code: &str) -> bool {
 #[test]
 fn only_one_file_knows_how_many_lanes_a_warp_has() {
     each_line(|file, code| {
-        // That constant is a number of parts of 32.
+        // That constant counts parts of 32.
         let is_ratio = code.contains("HT_WHOLE_OF_32");
         assert!(file == WARP || is_ratio || !names_a_warps_size(code), "{file}: {code}");
     });
@@ -107,7 +107,7 @@ fn only_one_file_knows_how_many_lanes_a_warp_has() {
     assert!(!names_a_warps_size("uint32_t{x} >> 32 | 320 + kOf32"));
 }
 
-/// The kernels' CPU build is one switch, so neither kernels nor the programs that run on it name it.
+/// A single switch selects the kernels' CPU build, so neither kernels nor the programs that run on it name it.
 #[test]
 fn the_cpu_build_is_named_by_nobody_that_it_builds() {
     let endings = [".rs", ".h", ".hpp", ".c", ".cpp", ".cu", ".cuh", ".py", ".md"];

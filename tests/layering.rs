@@ -1,8 +1,8 @@
-//! Allowed dependencies inside the core: arrows go down only, and `unsafe` stays at the edges.
+//! Allowed dependencies inside the core: they point down only, and `unsafe` stays at the edges.
 //!
-//! Crates enforce the coarse rules: no ABI sees the inside of another, and the core sees none. The
-//! table has the rules that crates cannot enforce; `docs/architecture.md` explains it, and this
-//! test compares it with the sources. Unit tests may use anything.
+//! Crates enforce the coarse rules: no ABI sees the inside of another, and the core sees none. The table has the rules
+//! that crates cannot enforce; `docs/architecture.md` explains it, and this test compares it with the sources. Unit
+//! tests may use anything.
 
 #![allow(clippy::unwrap_used)] // A test.
 
@@ -43,7 +43,7 @@ session: backend backend::bootstrap backend::device backend::nccl backend::objec
     backend::select env error::* fork log model::* rule::* tuning
 ";
 
-/// Where code may be unsafe; everywhere else nothing switches the lint `unsafe_code` off.
+/// Where `unsafe` is allowed; nowhere else is the lint `unsafe_code` switched off.
 const UNSAFE: [&str; 9] = [
     "abi/",
     "src/allocations_tests.rs",
@@ -73,7 +73,7 @@ fn rows() -> Vec<Row> {
     rows
 }
 
-/// The row that decides for `module`.
+/// The row that applies to `module`.
 fn row_of<'a>(rows: &'a [Row], module: &str) -> Option<&'a Row> {
     let fits = rows.iter().filter(|row| is_below(module, row.name));
     fits.max_by_key(|row| row.name.len())
@@ -129,10 +129,10 @@ fn every_module_has_a_row() {
     }
 }
 
-/// What a group agrees on with the others, and what it uses, come from one reading of the environment.
+/// What a group agrees on with the others, and what it uses, must come from one reading of the environment.
 #[test]
 fn one_module_reads_the_environment() {
-    // NCCL reads this variable itself, at the moment at which the library asks for it.
+    // NCCL reads this variable itself when the library calls it, so the library must read it then, too.
     const AS_NCCL: &str = "src/backend/nccl/network.rs";
     for file in module_files("src") {
         let source = sources::parsed(&file).to_token_stream().to_string();

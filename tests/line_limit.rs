@@ -34,8 +34,8 @@ fn no_file_is_over_the_limit() {
     assert!(found.is_empty(), "over {MAX_FILE} lines: {found:#?}");
 }
 
-/// First lines and lengths of C and C++ functions, those of types too: in Google style one starts in a column that its
-/// type gives, and its brace stands there. Statements that look alike there are within a function, so shorter.
+/// First lines and lengths of C and C++ functions, including member functions: in Google style a function's brace is in
+/// the column where it begins. Statements that look alike are inside a function, so shorter.
 fn functions(source: &str) -> Vec<(String, usize)> {
     ["", "    ", "        "].iter().flat_map(|indent| functions_at(source, indent)).collect()
 }
@@ -61,7 +61,7 @@ fn functions_at(source: &str, indent: &str) -> Vec<(String, usize)> {
     found
 }
 
-/// The same of Python, without docstrings. A function ends with the last line that is indented further than its first.
+/// The same for Python, without docstrings. A function ends with the last line indented further than its first.
 fn python_functions(source: &str) -> Vec<(String, usize)> {
     let lines: Vec<&str> = source.lines().collect();
     let indent = |line: &str| line.len() - line.trim_start().len();
@@ -76,7 +76,7 @@ fn python_functions(source: &str) -> Vec<(String, usize)> {
     found
 }
 
-/// How many lines the docstring of a function has, of which these follow the first.
+/// The number of lines of a function's docstring; `lines` follow the function's first.
 fn docstring(lines: &[&str]) -> usize {
     const QUOTES: &str = "\"\"\"";
     let Some(begin) = lines.iter().position(|line| line.trim_start().starts_with(QUOTES)) else { return 0 };

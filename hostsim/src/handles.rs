@@ -1,7 +1,7 @@
 //! Opaque handles for C callers.
 //!
-//! A handle is a number that was never a pointer: a stale or invented one is looked up, not found,
-//! and refused, where following a pointer would crash or hit an object that reused the address.
+//! A handle is a number that was never a pointer: a stale or invented one is not found, and refused, where following a
+//! pointer would crash or reach an object that reused the address.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -40,12 +40,12 @@ impl<T> Handles<T> {
         self.live.lock().objects.get(&handle).cloned()
     }
 
-    /// Ends the life of a handle and returns what was behind it.
+    /// Removes a handle and returns its object.
     pub(crate) fn remove(&self, handle: usize) -> Option<Arc<T>> {
         self.live.lock().objects.remove(&handle)
     }
 
-    /// Ends the life of every handle whose object meets the condition.
+    /// Removes every handle whose object meets the condition.
     pub(crate) fn remove_if(&self, condition: impl Fn(&T) -> bool) -> Vec<Arc<T>> {
         let mut table = self.live.lock();
         table.objects.extract_if(.., |_, object| condition(object)).map(|(_, object)| object).collect()

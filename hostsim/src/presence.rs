@@ -1,8 +1,8 @@
-//! Refusal to work where a GPU is, and in a forked process.
+//! Refuses to work in the presence of a GPU, and in a forked process.
 //!
-//! A program linked by mistake against the stand-ins must not compute on the CPU of a GPU machine and
-//! report that as a GPU result. So every entry point asks here first. And as with CUDA, whose context does not survive a
-//! fork, a child of a process that had a stream can make no call: it has none of the threads that run the streams.
+//! A program linked against the stand-ins by mistake must not compute on the CPU of a GPU machine and pass that off as
+//! a GPU result. So every entry point asks here first. And as in CUDA, whose context does not survive a fork, a child
+//! of a process that had a stream can make no call: it lacks the threads that run the streams.
 #![allow(unsafe_code)]
 
 use std::ffi::CStr;
@@ -16,7 +16,7 @@ const DRIVER_NODE: &str = "/dev/nvidiactl";
 const DRIVER_LIBRARY: &CStr = c"libcuda.so.1";
 const OVERRIDE: &str = "NCCLEP_HOSTSIM_WITH_GPU";
 
-/// Whether the stand-ins may be used in this process; says why not on stderr, once.
+/// Whether the stand-ins may be used in this process; reports why not on stderr, once.
 pub(crate) fn permitted() -> bool {
     static PERMITTED: OnceLock<bool> = OnceLock::new();
     *PERMITTED.get_or_init(|| {
@@ -31,7 +31,7 @@ pub(crate) fn permitted() -> bool {
     })
 }
 
-/// The reason for a refusal, or nothing when no driver is found or the user insists.
+/// The reason for a refusal, or `None` if no driver is found or the user insists.
 fn refusal(node: &Path, library: &CStr, overridden: bool) -> Option<String> {
     if overridden {
         return None;
@@ -63,7 +63,7 @@ fn loads(library: &CStr) -> bool {
 
 static IS_CHILD: AtomicBool = AtomicBool::new(false);
 
-/// From now on the children of this process are told from it.
+/// Marks all children that this process forks from now on.
 pub(crate) fn watch() {
     static WATCHED: Once = Once::new();
     WATCHED.call_once(|| {

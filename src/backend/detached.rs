@@ -117,8 +117,8 @@ fn drop_kept_if_idle() {
 
 /// Whether any work is running, after a moment of grace for threads about to exit.
 fn is_at_work() -> bool {
-    const MOMENTS: usize = 100;
-    (0..MOMENTS).all(|_| {
+    const LOOKS: usize = 100;
+    (0..LOOKS).all(|_| {
         let goes_on = AT_WORK.load(Ordering::SeqCst) > 0;
         if goes_on {
             std::thread::sleep(Duration::from_millis(1));

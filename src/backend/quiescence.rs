@@ -134,7 +134,7 @@ impl<K> Quiescence<K> {
     pub fn is_hung(&self) -> bool {
         let (hung, over) = {
             let mut state = self.state.lock();
-            let over = state.take_over();
+            let over = state.take_ended();
             (!state.stuck.is_empty(), over)
         };
         // Outside the lock: dropping a closure may bring something here to be freed.
@@ -227,7 +227,7 @@ impl<K> Quiescence<K> {
         let mut then = Some(then);
         {
             let mut state = self.state.lock();
-            over = state.take_over();
+            over = state.take_ended();
             works = state.works.iter().filter_map(Weak::upgrade).collect();
             if state.under_way == 0 && state.stuck.is_empty() {
                 while_all_idle(&works, graphs, &mut || {
@@ -266,7 +266,7 @@ impl<K> State<K> {
     }
 
     /// Takes out the exchanges that have left the device.
-    fn take_over(&mut self) -> Vec<IsStuck> {
+    fn take_ended(&mut self) -> Vec<IsStuck> {
         let (stuck, over) =
             self.stuck.drain(..).map(|mut is_stuck| (is_stuck(), is_stuck)).partition::<Vec<_>, _>(|(stuck, _)| *stuck);
         self.stuck = stuck.into_iter().map(|(_, is_stuck)| is_stuck).collect();

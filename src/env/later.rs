@@ -37,7 +37,7 @@ impl LaterEnv {
 }
 
 /// Prefixes of variables that only NVIDIA's library reads: for its JIT, kernel shapes, messages and files.
-const OTHERS: [&str; 14] = [
+const READ_BY_NVIDIA: [&str; 14] = [
     "COMBINE_NUM_",
     "DEBUG",
     "DISABLE_GUARD",
@@ -56,8 +56,8 @@ const OTHERS: [&str; 14] = [
 ];
 
 /// Whether the variable `PREFIX` + `name` is not read here, but needs no warning.
-pub(super) fn is_of_others(name: &str) -> bool {
-    OTHERS.iter().any(|begin| name.starts_with(begin))
+pub(super) fn is_read_by_nvidia(name: &str) -> bool {
+    READ_BY_NVIDIA.iter().any(|begin| name.starts_with(begin))
 }
 
 #[cfg(test)]

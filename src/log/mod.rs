@@ -37,12 +37,12 @@ pub fn warn(text: &str) {
 
 /// Warns once per process of a variable that is set without effect.
 pub fn in_vain(variable: &Unused) {
-    static TOLD: Mutex<Vec<Unused>> = Mutex::new(Vec::new());
-    let mut told = TOLD.lock();
-    if told.contains(variable) {
+    static WARNED: Mutex<Vec<Unused>> = Mutex::new(Vec::new());
+    let mut warned = WARNED.lock();
+    if warned.contains(variable) {
         return;
     }
-    told.push(variable.clone());
+    warned.push(variable.clone());
     let hint = match variable.why {
         Why::Value(allowed) => format!("allowed: {allowed}"),
         Why::Name(None) => "no variable has this name".to_owned(),

@@ -30,13 +30,13 @@ pub(super) struct Checks {
     facts: GroupFacts,
     /// How long a check waits for its stream.
     patience: Duration,
-    told_of_captures: AtomicBool,
+    warned_of_captures: AtomicBool,
 }
 
 impl Checks {
     /// The checks of a group, if the environment asks for them.
     pub(super) fn wanted(env: &Env, facts: &GroupFacts, patience: Duration, device: Arc<dyn Device>) -> Option<Self> {
-        env.check.then(|| Self { device, facts: *facts, patience, told_of_captures: AtomicBool::new(false) })
+        env.check.then(|| Self { device, facts: *facts, patience, warned_of_captures: AtomicBool::new(false) })
     }
 
     /// Called before an HT handle is made of `routing`.
@@ -95,7 +95,7 @@ impl Checks {
                 let waited = self.patience.as_millis();
                 format!("its stream was busy for {waited} ms")
             }
-            Ok(Settled::Captured) if self.told_of_captures.swap(true, Ordering::Relaxed) => return,
+            Ok(Settled::Captured) if self.warned_of_captures.swap(true, Ordering::Relaxed) => return,
             Ok(Settled::Captured) => "it is captured into a graph; that is said once".to_owned(),
             Err(error) => error.text(),
         };

@@ -110,7 +110,7 @@ pub(super) struct Choices {
     any: AtomicBool,
     made: RwLock<Made>,
     /// Warnings already given, a bit for each operation and reason.
-    told: AtomicU32,
+    warned: AtomicU32,
 }
 
 #[derive(Clone, Default)]
@@ -135,7 +135,7 @@ impl Choices {
             any: AtomicBool::new(!learned.is_empty()),
             learned,
             made: RwLock::default(),
-            told: AtomicU32::new(0),
+            warned: AtomicU32::new(0),
         }
     }
 
@@ -202,7 +202,7 @@ impl Choices {
             Ok(chosen) => Some(chosen),
             Err(reason) => {
                 let bit = 1 << (operation as u32 * Impossible::KINDS + reason.kind());
-                if self.told.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
+                if self.warned.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
                     log::warn(&format!(
                         "a choice for {} is passed over: {reason}; that is said once",
                         operation.name()

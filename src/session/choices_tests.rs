@@ -29,7 +29,7 @@ fn combine(choices: &Choices, top_k: usize) -> Chosen {
 }
 
 fn told(choices: &Choices) -> u32 {
-    choices.told.load(Ordering::Relaxed).count_ones()
+    choices.warned.load(Ordering::Relaxed).count_ones()
 }
 
 #[test]

@@ -8,11 +8,11 @@ use std::collections::BTreeSet;
 pub struct Use {
     pub module: String,
     pub path: String,
-    /// The module of the path.
+    /// The module that is used.
     pub target: String,
 }
 
-/// Below `src`: `src/a/b.rs` -> `a::b`, `src/a/mod.rs` -> `a`, `src/lib.rs` -> "".
+/// Paths below `src`: `src/a/b.rs` -> `a::b`, `src/a/mod.rs` -> `a`, `src/lib.rs` -> "".
 pub fn module_of(folder: &str, file: &str) -> String {
     let path = file.strip_prefix(folder).unwrap();
     let path = path.trim_start_matches('/').strip_suffix(".rs").unwrap();
@@ -32,7 +32,7 @@ pub fn is_below(path: &str, prefix: &str) -> bool {
     path.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
 }
 
-/// Every path in `code` of `module` after `crate::` or `super::`, as from the root; groups are expanded.
+/// Every path in `code` of `module` after `crate::` or `super::`, from the root; groups are expanded.
 pub fn used_paths(module: &str, code: &syn::File) -> Vec<String> {
     let code = code.to_token_stream().to_string().replace(" :: ", "::");
     let mut paths = Vec::new();
@@ -89,7 +89,7 @@ pub fn all_uses(folder: &str) -> Vec<Use> {
     uses
 }
 
-/// Modules that use one right below themselves by its bare name.
+/// Modules that use a direct child by its bare name.
 pub fn uses_of_children(folder: &str) -> Vec<(String, String)> {
     let files = module_files(folder);
     let modules: BTreeSet<String> = files.iter().map(|file| module_of(folder, file)).collect();

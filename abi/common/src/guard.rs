@@ -14,8 +14,8 @@ use std::sync::Arc;
 const TEXT_BYTES: usize = 1024;
 
 thread_local! {
-    // An array, which needs no drop: it works even in the thread's last destructors and in atexit,
-    // and the address that callers hold stays valid.
+    // An array needs no drop: it works even in the thread's last destructors and in atexit, and the address that
+    // callers hold stays valid.
     static LAST_ERROR: RefCell<[u8; TEXT_BYTES]> = const { RefCell::new([0; TEXT_BYTES]) };
 }
 
@@ -30,7 +30,7 @@ pub enum Subject {
     Handle(usize),
 }
 
-/// What runs the exported functions of an ABI.
+/// Runs the exported functions of an ABI.
 pub struct Guard {
     /// Puts refusals into words.
     pub words: Formatter,
@@ -39,7 +39,7 @@ pub struct Guard {
 }
 
 impl Guard {
-    /// Runs the body of the function `name`, as a range that profilers show. In a forked process the call is refused.
+    /// Runs the body of function `name` as a range in profilers. In a forked process the call is refused.
     pub fn run(&self, name: &'static str, subject: Subject, body: impl FnOnce() -> Result<()>) -> c_int {
         if fork::is_child() {
             return self.outcome(name, Subject::Nothing, fork::check);
@@ -48,13 +48,13 @@ impl Guard {
         self.outcome(name, subject, body)
     }
 
-    /// As [`Guard::run`], for a function that destroys something: in a forked process it succeeds and does nothing, since
-    /// all is its parent's.
+    /// As [`Guard::run`], for a function that destroys something: in a forked process it does nothing and succeeds,
+    /// since everything belongs to the parent.
     pub fn destroy(&self, name: &'static str, body: impl FnOnce() -> Result<()>) -> c_int {
         if fork::is_child() { 0 } else { self.run(name, Subject::Nothing, body) }
     }
 
-    /// The same without a range, for a function that only looks at something.
+    /// The same without a range, for a function that only queries something.
     pub fn look(&self, name: &'static str, body: impl FnOnce() -> Result<()>) -> c_int {
         self.outcome(name, Subject::Nothing, body)
     }

@@ -1,7 +1,7 @@
-//! What the ABIs over the core have in common: the guard around every exported function, numbers for objects, the words
-//! of refusals, and the claim of a process.
+//! What the ABIs over the core share: the guard around every exported function, numbers for objects, the words of
+//! refusals, and the claim on the process.
 //!
-//! It exports no symbol, and knows no name of an ABI but those that all of them have.
+//! It exports no symbol, and knows only names that all ABIs have.
 
 pub mod guard;
 pub mod numbers;

@@ -4,7 +4,7 @@ use crate::refuse;
 use nccl_ep_core::error::Result;
 use nccl_ep_core::model::group::Algorithm;
 
-/// The mode that `config.algorithm` names.
+/// The mode that `config.algorithm` selects.
 pub fn algorithm(number: u32) -> Result<Algorithm> {
     match number {
         0 => Ok(Algorithm::LowLatency),

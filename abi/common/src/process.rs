@@ -1,5 +1,5 @@
-//! The claim of a process by one library. Two, with a core each, would not know of each other's operations, so one would
-//! wait for the whole device while a kernel of the other waits there for its peers.
+//! Claims the process for one library. Two, each with a core of its own, would not know of each other's operations, so
+//! one might synchronize the device while a kernel of the other waits there for its peers.
 //!
 //! A library has no symbol by which another one could ask it. So each leaves a mark where all can look: a page of an
 //! anonymous file, whose name stands in the list of the process's mappings.
@@ -17,29 +17,29 @@ use std::sync::{Arc, Weak};
 const MAPPINGS: &str = "/proc/self/maps";
 const NAME: &str = "nccl_ep_core_of_";
 
-/// What this library has left, if it has groups.
+/// This library's mark, if it has groups.
 static MARK: Mutex<Weak<Mark>> = Mutex::new(Weak::new());
 
-/// A library's claim of the process, until the last of it is dropped.
+/// A library's claim on the process, until the last reference is dropped.
 pub struct Mark(Option<Mmap>);
 
 impl Drop for Mark {
     fn drop(&mut self) {
-        // What still ends a network in the background may wait for the device.
+        // A network that still ends in the background may synchronize the device.
         if let Some(page) = self.0.take() {
             detached::drop_when_idle(page);
         }
     }
 }
 
-/// Claims the process for `library`, and refuses if another one has, be it a copy of the same. Where the system has no
-/// such files or list, it succeeds.
+/// Claims the process for `library`; refuses if another library has, even another copy of the same. Succeeds if the
+/// system lacks such files or the list.
 pub fn claim(library: &str) -> Result<Arc<Mark>> {
     let mut known = MARK.lock();
     if let Some(mark) = known.upgrade() {
         return Ok(mark); // Another one would have found it.
     }
-    // A copy has statics of its own.
+    // Each copy has its own statics.
     let own = format!("{library}@{:p}", &raw const MARK);
     let mark = Arc::new(Mark(page(&own)));
     let mappings = std::fs::read(MAPPINGS).unwrap_or_default();
@@ -56,7 +56,7 @@ fn refusal(other: &str, library: &str) -> Error {
     Error::new(Code::InvalidUsage, rule).got(library, other)
 }
 
-/// The page of a mark, until the result is dropped.
+/// The page of a mark, which exists until it is dropped.
 fn page(own: &str) -> Option<Mmap> {
     let name = CString::new(format!("{NAME}{own}")).ok()?;
     // SAFETY: the name is a string, and a new descriptor is nobody else's.
@@ -69,7 +69,7 @@ fn page(own: &str) -> Option<Mmap> {
     unsafe { MmapOptions::new().map(&file) }.ok()
 }
 
-/// The library that has left another mark than `own`.
+/// The library that has left a mark other than `own`.
 fn other_mark<'a>(mappings: &'a str, own: &str) -> Option<&'a str> {
     let marks = mappings.lines().filter_map(|line| {
         let (_, rest) = line.split_once("/memfd:")?;
@@ -91,7 +91,7 @@ mod tests {
 
     #[test]
     fn one_library_has_a_process_while_it_has_groups() {
-        // The list has this path as it is.
+        // The list shows this path unescaped.
         let path = std::env::temp_dir().join(OsStr::from_bytes(b"nccl_ep_\xff"));
         let file = File::create_new(&path).unwrap();
         std::fs::remove_file(&path).unwrap();

@@ -8,16 +8,16 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Live objects of one kind, by number.
 ///
-/// Numbers grow and are never reused, so `resolve` tells "destroyed" from "never existed".
+/// Numbers grow and are never reused, so `resolve` distinguishes "destroyed" from "never existed".
 pub struct Registry<T> {
-    // By their numbers, which grow: a search among few takes less time than a hash.
+    // Sorted, as numbers grow: searching a few is faster than hashing.
     live: RwLock<Vec<(usize, Arc<T>)>>,
     issued: AtomicUsize,
     kind: usize,
     names: Names,
 }
 
-/// What refusals call a number without a live object.
+/// How refusals name a number without a live object.
 #[derive(Clone, Copy)]
 pub struct Names {
     /// The argument that it was passed as.
@@ -37,7 +37,7 @@ pub enum Missing {
     Foreign,
 }
 
-/// Numbers of different kinds differ in their low bits.
+/// The low bits of a number give its kind.
 const KINDS: usize = 16;
 
 impl<T> Registry<T> {
@@ -59,7 +59,7 @@ impl<T> Registry<T> {
         self.find(number).map_err(|missing| self.refusal(missing))
     }
 
-    /// The same, or why there is none.
+    /// The same; the error says why there is none.
     pub fn find(&self, number: usize) -> std::result::Result<Arc<T>, Missing> {
         let live = self.live.read();
         match place(&live, number).and_then(|place| live.get(place)) {
@@ -97,7 +97,7 @@ impl<T> Registry<T> {
     }
 }
 
-/// Where the object numbered `number` is.
+/// The position of the object numbered `number`.
 fn place<T>(live: &[(usize, T)], number: usize) -> Option<usize> {
     live.binary_search_by_key(&number, |&(number, _)| number).ok()
 }

@@ -1,4 +1,4 @@
-//! The core's refusals in words, with the names that an ABI has for arguments.
+//! Words the core's refusals, with an ABI's names for arguments.
 
 mod rules;
 
@@ -8,17 +8,17 @@ use std::fmt::{self, Display};
 
 /// The names that differ between ABIs.
 pub struct Names {
-    /// The parameter, field, or list and tag, that passes a tensor.
+    /// The parameter, field, or list and tag that passes a tensor.
     pub tensor: fn(Role) -> &'static str,
     /// The parameter or variable of a setting.
     pub setting: fn(Setting) -> &'static str,
-    /// How an operation is left for later.
+    /// The option that leaves an operation's receive phase for later.
     pub send_only: &'static str,
-    /// How the scales of a cast are rounded.
+    /// The option that rounds the scales of a cast.
     pub round_scales: &'static str,
     /// The largest row.
     pub row_bytes: &'static str,
-    /// The bound of tokens per rank.
+    /// The bound on tokens per rank.
     pub max_tokens: &'static str,
     /// The rows that all ranks may send.
     pub recv_rows: &'static str,
@@ -43,7 +43,7 @@ pub fn text(error: &Error, names: &Names) -> String {
     }
     for context in &report.contexts {
         line = match context {
-            // The call itself was the operation that failed.
+            // The failed operation was the call itself.
             Context::Text(text) if line.starts_with(&format!("{text}: ")) => line,
             Context::Text(text) => format!("{text}: {line}"),
             Context::Running(operation) => format!("{}: {line}", operation_name(*operation)),
@@ -86,7 +86,7 @@ fn code_name(code: Code) -> &'static str {
     }
 }
 
-/// Prints the argument that a subject stands for.
+/// Prints the argument that a subject is.
 struct Name<'a>(Subject, &'a Names);
 
 impl Display for Name<'_> {

@@ -1,8 +1,8 @@
-//! Functions for tests alone (`c_tests/suites/transport`), never installed: the transport between nodes without a group.
+//! Functions for tests only (`c_tests/suites/transport`), never installed: the transport between nodes without a group.
 //!
-//! # Safety
-//! The header `transport.h` of those tests says what functions and fields mean. Callers vouch for pointers: they are NULL
-//! where a text refuses that, or valid; objects are alive, and none is used once it has ended; memory outlives the
+//! The tests' header `transport.h` documents functions and fields. Callers vouch for pointers: they are valid, or NULL
+//! where a text refuses that; objects are alive and not used after their end; memory outlives the operations that use
+//! it.
 //! operations that use it.
 #![allow(unsafe_code, missing_docs, clippy::missing_safety_doc)]
 
@@ -24,7 +24,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::Duration;
 
-/// Blocks of NCCL's kernels.
+/// Most blocks of NCCL's kernels.
 const BLOCKS: usize = 4;
 
 #[repr(C)]
@@ -35,7 +35,7 @@ pub struct EpProbeMessage {
     pub bytes: usize,
 }
 
-/// What the operations are for.
+/// The label of all operations.
 const LABEL: Label = Label { what: "probe", number: 16 };
 
 thread_local! {
@@ -123,7 +123,7 @@ pub unsafe extern "C" fn epProbeRailClose(rail: *mut EpProbeRail) {
     drop(unsafe { Box::from_raw(rail) });
 }
 
-/// Writes at most `most` of `ranks` to `to`; gives how many there are.
+/// Writes at most `most` of `ranks` to `to`; returns how many there are.
 ///
 /// # Safety
 /// `to` is valid for so many numbers.

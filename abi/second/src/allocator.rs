@@ -1,4 +1,4 @@
-//! A caller's allocator, which gives the memory of handles that have none of the caller's.
+//! A caller's allocator, used for handles without memory of the caller's.
 #![allow(unsafe_code)]
 
 use crate::types::{cudaError_t, ncclEpAllocConfig_t};
@@ -14,17 +14,17 @@ use std::sync::Arc;
 type Alloc = unsafe extern "C" fn(*mut *mut c_void, usize, *mut c_void) -> cudaError_t;
 type Free = unsafe extern "C" fn(*mut c_void, *mut c_void) -> cudaError_t;
 
-/// The functions of a group, and what they have given.
+/// A group's allocator functions, and the memory that they gave.
 pub struct Allocator {
     alloc: Alloc,
     free: Free,
     context: *mut c_void,
     device: Arc<dyn Device>,
-    /// `None` once all was freed.
+    /// `None` once everything was freed.
     given: Mutex<Option<Vec<DevPtr>>>,
 }
 
-// SAFETY: the context is the caller's, who may expect calls from each thread that calls the library.
+// SAFETY: the context is the caller's, who must expect calls from each thread that calls the library.
 unsafe impl Send for Allocator {}
 // SAFETY: as for Send.
 unsafe impl Sync for Allocator {}
@@ -37,11 +37,11 @@ impl Allocator {
         Some(Arc::new(Self { alloc, free, context: config.context, device, given }))
     }
 
-    /// Frees all, which no operation uses any more; gives the first failure.
+    /// Frees all memory, which no operation uses any more; returns the first failure.
     pub fn free_all(&self) -> Result<()> {
         let all = self.given.lock().take().unwrap_or_default();
         let freed = all.into_iter().map(|data| self.free(data));
-        // Each is called.
+        // Collected first, so that each is freed.
         freed.collect::<Vec<_>>().into_iter().collect()
     }
 
@@ -50,7 +50,7 @@ impl Allocator {
         self.call("free_fn", &mut || unsafe { (self.free)(data as *mut c_void, self.context) })
     }
 
-    /// Calls one of both as the library calls the driver: on the group's device, and a capture is not disturbed.
+    /// Calls one of the functions as the library calls the driver: on the group's device, without disturbing captures.
     fn call(&self, name: &str, function: &mut dyn FnMut() -> cudaError_t) -> Result<()> {
         let _entered = self.device.enter()?;
         let mut code = 0;
@@ -74,7 +74,7 @@ impl Blocks for Allocator {
         let aligned = data.0.is_multiple_of(BLOCK_ALIGN);
         let kept = self.given.lock().as_mut().filter(|_| aligned).map(|given| given.push(data));
         kept.map(|()| data).ok_or_else(|| {
-            // Nobody would use it.
+            // It will not be used.
             let _ = self.free(data);
             let text = "config.alloc.alloc_fn: gave memory at no multiple of 16 bytes, or to a group that has ended";
             Error::new(Code::SystemError, text)

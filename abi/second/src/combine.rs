@@ -133,7 +133,7 @@ unsafe fn combine(
     handle.core.combine(&tensors, staged, stream)
 }
 
-/// The inputs: rows, and backward their weights' gradients.
+/// The input rows and, in a backward pass, the gradients of their weights.
 ///
 /// # Safety
 /// As of [`ncclEpCombine`].
@@ -150,7 +150,7 @@ unsafe fn weights_and_tokens(
             absent(name, inputs.topk_weights, "must be NULL in a forward pass")?;
             None
         }
-        // In low latency they are among the outputs.
+        // In LL they are among the outputs.
         _ => None,
     };
     // SAFETY: as above.
@@ -173,14 +173,14 @@ unsafe fn result_weights(
 ) -> Result<Option<Tensor>> {
     let is_needed = is_backward || handle.layout == Layout::ExpertMajor;
     if !is_needed {
-        // The caller has applied them. NVIDIA's library does not look at the field either.
+        // The caller has applied them. NVIDIA's library ignores the field, too.
         return Ok(None);
     }
     // SAFETY: this function's contract.
     unsafe { tensor::required(&handle.group, "outputs.topk_weights", outputs.topk_weights) }.map(Some)
 }
 
-/// Rows, and as many gradients.
+/// Checks that there are as many gradients as rows.
 fn same_rows(tokens: Tensor, weights: Option<Tensor>) -> Result<(Tensor, Option<Tensor>)> {
     let Some(weights) = weights else {
         return Ok((tokens, None));

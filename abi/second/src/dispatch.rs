@@ -109,7 +109,7 @@ pub unsafe extern "C" fn ncclEpDispatch(
 }
 
 impl Dispatch {
-    /// Checks options that are numbers, but for the direction; returns the recipe.
+    /// Checks numeric options except for the direction; returns the recipe.
     fn check(&self, algorithm: Algorithm) -> Result<Recipe> {
         let recipe = self.config.as_ref().map(|it| number(it.quant_recipe));
         let recipe = Recipe::of(recipe.unwrap_or(0), algorithm)?;
@@ -138,12 +138,12 @@ impl Dispatch {
         }
     }
 
-    /// LL: whether the receive phase waits for a completion.
+    /// LL: whether the receive phase is left to a completion.
     fn is_staged(&self) -> bool {
         (self.config.as_ref()).is_some_and(|config| config.send_only != 0)
     }
 
-    /// Whether received ids count over all ranks.
+    /// Whether received ids number the experts of all ranks.
     fn has_global_ids(&self) -> bool {
         let kind = self.info.as_ref().map(|it| number(it.recv_topk_idx_kind));
         kind == Some(GLOBAL_IDS)

@@ -37,7 +37,7 @@ pub unsafe extern "C" fn ncclEpCreateGroup(
     config: *const ncclEpGroupConfig_t,
 ) -> ncclResult_t {
     GUARD.run("ncclEpCreateGroup", Subject::Nothing, || {
-        // Programs make such mistakes on all ranks, and before they have a communicator.
+        // Programs make this mistake on all ranks alike, and before they have a communicator.
         check_out("ep_group", ep_group)?;
         // SAFETY: this function's contract.
         let config = unsafe { read::required("config", config) }?;
@@ -61,12 +61,12 @@ pub unsafe extern "C" fn ncclEpCreateGroup(
     })
 }
 
-/// What the environment sets, without the budgets that the device has not, of which the log tells.
+/// The environment's settings, without budgets above the device's SMs; the log names those.
 fn environment(comm: ncclComm_t) -> LaterEnv {
     let env = Env::read().later;
-    // To ask takes a device's context, so only who has a budget does.
+    // The query needs the device's context, so it is made only if there is a budget.
     let asks = env.has_budget().then(|| session::create::multiprocessors(comm as usize));
-    // Where that fails no group is made either, which says why.
+    // If it fails, creating the group fails for the same reason and reports it.
     let Some(Ok(Some(all))) = asks else { return env };
     let (env, unused) = env.on_device(all);
     for (name, sms) in unused {
@@ -93,7 +93,7 @@ pub unsafe extern "C" fn ncclEpGroupDestroy(ep_group: ncclEpGroup_t) -> ncclResu
             return Ok(());
         }
         let group = GROUPS.remove(ep_group as usize)?;
-        // After a failure operations may still be running.
+        // After a failure operations may still be running, so nothing is freed.
         group.session.close(None)?;
         group.allocator.as_ref().map_or(Ok(()), |it| it.free_all())
     })

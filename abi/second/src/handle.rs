@@ -187,10 +187,10 @@ pub unsafe extern "C" fn ncclEpCreateHandle(
     on_group("ncclEpCreateHandle", ep_group, |group| {
         // SAFETY: this function's contract.
         let config = unsafe { read::optional("config", config) };
-        // Other ranks hear of a refusal.
+        // The other ranks must learn of a refusal.
         let given = check_out("handle", handle).and(config).and_then(|config| {
             let layout = check_shape(&group, number(layout), config.as_ref());
-            // The struct's prefix is refused first.
+            // A bad struct prefix is refused before the layout.
             let of = layout.as_ref().ok().copied();
             // SAFETY: as above.
             let given = unsafe { routing::read(&group, of, topk_idx, layout_info) }?;
@@ -204,7 +204,7 @@ pub unsafe extern "C" fn ncclEpCreateHandle(
         });
         let tensors = given.as_ref().map(|(tensors, ..)| *tensors);
         let tensors = tensors.map_err(Error::clone);
-        // That of a refused handle does not matter.
+        // Irrelevant if the handle is refused.
         let layout = given.as_ref().map_or(Layout::Flat, |(_, layout, _)| *layout);
         let (session, form) = (Arc::clone(&group.session), layout.form(&group.kept));
         let core = session::create::handle(session, form, tensors, Stream(stream as usize))?;
@@ -215,7 +215,7 @@ pub unsafe extern "C" fn ncclEpCreateHandle(
     })
 }
 
-/// Checks the layout of a handle, and its options.
+/// Checks a handle's layout and options.
 fn check_shape(group: &Group, layout: u32, config: Option<&ncclEpHandleConfig_t>) -> Result<Layout> {
     const EXPERT_MAJOR: u32 = ncclEpLayout_t::NCCL_EP_LAYOUT_EXPERT_MAJOR as u32;
     const RANK_MAJOR: u32 = ncclEpLayout_t::NCCL_EP_LAYOUT_RANK_MAJOR as u32;

@@ -15,7 +15,7 @@ pub unsafe extern "C" fn num_recv_tokens(handle: ncclEpHandle_t, rows: *mut c_ui
     GUARD.look("ncclEpHandle_test_getNumRecvTokens", || {
         let handle = HANDLES.resolve(handle as usize)?;
         let kept = handle.group.kept;
-        // The core counts what is dropped, too.
+        // The core's number includes dropped rows.
         let bound = kept.recv_rows.filter(|_| kept.drops).unwrap_or(usize::MAX);
         let found = handle.core.received_rows(Duration::MAX)?;
         let found = found.and_then(|found| u32::try_from(found.min(bound)).ok());

@@ -14,12 +14,11 @@ macro_rules! version {
     };
 }
 
-/// A client reads this line out of the file, and compares the version of CUDA; the zeros keep it apart from its
-/// neighbours there.
+/// A client finds this line in the file and compares the CUDA version; the zeros separate it from its neighbours there.
 #[used]
 static BANNER: &str = concat!("\0NCCL EP version ", version!(), "\0");
 
-/// The version as log lines have it.
+/// The version for log lines.
 pub(crate) const VERSION: &str = concat!("NCCL EP version ", version!());
 
 /// Gets the version of the interface: MAJOR * 10000 + MINOR * 100 + PATCH.
@@ -36,7 +35,7 @@ pub unsafe extern "C" fn ncclEpGetVersion(version: *mut c_int) -> ncclResult_t {
     })
 }
 
-/// Refuses a call that only a group with a mask has; there is none yet.
+/// Refuses a call that needs a group with a mask; there is none yet.
 fn without_mask(name: &'static str, ep_group: ncclEpGroup_t) -> ncclResult_t {
     GUARD.look(name, || {
         fork::check()?;

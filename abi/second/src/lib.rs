@@ -1,11 +1,10 @@
 //! The later ABI of NVIDIA's NCCL EP, `libnccl_ep.so.0`, over the core: named structs with size and magic.
 //!
-//! It has what this ABI alone needs: its functions and raw structs (`types`, `enums` and the functions are the source
-//! of the headers in `include/nccl_ep_2`), how structs of other generations are read, tensor descriptors, and names in
-//! texts.
+//! It has what only this ABI needs: its functions and raw structs (`types`, `enums` and the functions are the source of
+//! the headers in `include/nccl_ep_2`), reading structs of other generations, tensor descriptors, and names in texts.
 //!
-//! All exported functions work alike: enter the guard, read the arguments, call the core, return a
-//! code. What the core does not serve yet is refused (`texts::not_served`).
+//! All exported functions work alike: enter the guard, read the arguments, call the core, return a code. What the core
+//! does not serve yet is refused (`texts::not_served`).
 
 mod allocator;
 mod combine;

@@ -19,11 +19,11 @@ pub static HANDLES: Registry<Handle> = Registry::new(2, Names { argument: "handl
 pub struct Group {
     /// The core's group.
     pub session: Arc<session::group::Group>,
-    /// What this ABI keeps of the settings.
+    /// Settings that this ABI keeps.
     pub kept: Kept,
-    /// Whose windows tensors may be in.
+    /// The communicator whose windows tensors may be in.
     pub comm: Communicator,
-    /// Who gives the memory of handles, if not the library.
+    /// Supplies the memory of handles, if the library does not.
     pub allocator: Option<Arc<Allocator>>,
 }
 
@@ -39,21 +39,21 @@ pub struct Handle {
     pub layout: Layout,
 }
 
-/// The layouts that are served.
+/// The supported layouts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
     /// LL, by expert.
     ExpertMajor,
     /// LL, by source rank.
     RankMajor,
-    /// HT, a row for all experts of a rank.
+    /// HT, one row for all experts of a rank.
     Flat,
-    /// HT, by expert in zones of a multiple of this.
+    /// HT, by expert in zones aligned to this number of rows.
     Zones(usize),
 }
 
 impl Layout {
-    /// What the core's handles are like: this ABI does not give the ids again, which may have 32 bits.
+    /// The form of the core's handles: this ABI does not pass the ids again, and they may have 32 bits.
     pub fn form(self, kept: &Kept) -> HandleForm {
         let zones = match self {
             Self::Zones(alignment) => Some(Zones { alignment, most_slots: kept.recv_rows.filter(|_| kept.drops) }),

@@ -1,7 +1,7 @@
-//! A caller's structs -> structs of this generation, owned; and the numbers in them that several calls have.
+//! Converts a caller's structs to owned structs of this generation; and reads numbers that several calls have.
 //!
-//! The only place that dereferences pointers to structs. Each begins with its size and a magic number: a shorter one is
-//! of an earlier generation, and what it lacks counts as zero; of a longer one the rest is not read.
+//! The only place that dereferences pointers to structs. Each begins with its size and a magic number. A shorter one is
+//! of an earlier generation: missing fields count as zero. The rest of a longer one is not read.
 #![allow(unsafe_code)]
 
 use crate::types::{
@@ -14,19 +14,19 @@ use nccl_ep_core::error::{Code, Error, Result};
 use nccl_ep_core::model::group::Algorithm;
 use std::mem::{MaybeUninit, offset_of};
 
-/// The magic number of every struct but tensors; the header has it, too.
+/// The magic number of all structs except tensors; also in the header.
 pub const MAGIC: u32 = 0xC00F_FFEE;
-/// That of a tensor which a program has made.
+/// The magic number of tensors that a program fills in.
 const TENSOR_MAGIC: u32 = 0xCAFE_CAFE;
-/// What a tensor of `ncclEpTensorAlloc` has instead.
+/// The magic number of tensors from `ncclEpTensorAlloc`.
 pub const OWN_TENSOR_MAGIC: u32 = 0xCAFE_A110;
 
 /// A struct that begins with its size and a magic number.
 ///
 /// # Safety
-/// It is plain data, and zeros are a value of it.
+/// It is plain data, for which zeros are a valid value.
 pub unsafe trait Prefixed: Copy {
-    /// Bytes in the first generation that has it.
+    /// Size in the first generation that has it.
     const FIRST_SIZE: usize;
     /// Its magic numbers.
     const MAGIC: &[u32] = &[MAGIC];
@@ -66,7 +66,7 @@ unsafe impl Prefixed for ncclEpTensor {
 /// Copies the struct `name`; `None` if the caller passed NULL.
 ///
 /// # Safety
-/// `raw` is NULL or points to eight bytes; if they are a size and the magic number, to so many bytes.
+/// `raw` is NULL or points to eight bytes; if these are a size and the magic number, to that many bytes.
 pub unsafe fn optional<T: Prefixed>(name: &str, raw: *const T) -> Result<Option<T>> {
     if raw.is_null() {
         return Ok(None);
@@ -104,17 +104,17 @@ pub unsafe fn required<T: Prefixed>(name: &str, raw: *const T) -> Result<T> {
     read.ok_or_else(|| refuse::argument(name, "must not be NULL"))
 }
 
-/// The number that a caller has written where an enumerator of a struct belongs.
+/// The number in an enumerator of a caller's struct.
 pub fn number<E: Copy>(enumerator: MaybeUninit<E>) -> u32 {
     const { assert!(size_of::<E>() == size_of::<u32>()) };
     // SAFETY: the enum is 4 bytes of a struct that was copied, or an argument; u32 takes every bit pattern.
     unsafe { enumerator.as_ptr().cast::<u32>().read() }
 }
 
-/// The rule of scales where rows travel as they are.
+/// The rule for scales of rows that travel unchanged.
 pub const NO_SCALES: &str = "must be NULL, as the recipe has no scales";
 
-/// Refuses a number that no enumerator has.
+/// Refuses a number that is no enumerator.
 pub fn known(name: &str, number: u32, last: u32) -> Result<()> {
     if number <= last {
         return Ok(());
@@ -123,7 +123,7 @@ pub fn known(name: &str, number: u32, last: u32) -> Result<()> {
     Err(error.got(number, format_args!("0 to {last}")))
 }
 
-/// Whether an operation is of the backward pass, which LL has not.
+/// Whether an operation is in the backward pass, which LL lacks.
 pub fn is_backward<E: Copy>(algorithm: Algorithm, direction: Option<MaybeUninit<E>>) -> Result<bool> {
     let name = "config.pass_direction";
     let direction = direction.map_or(0, number);

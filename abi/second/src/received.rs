@@ -1,4 +1,4 @@
-//! The tensors of the rows that a dispatch delivers, and which it must have room for in HT.
+//! The tensors for the rows that a dispatch delivers, and the room that HT requires in them.
 #![allow(unsafe_code)]
 
 use crate::objects::{Group, Handle};
@@ -21,7 +21,7 @@ pub struct Received {
 }
 
 impl Received {
-    /// Those of a dispatch that delivers all.
+    /// Reads those of a dispatch that delivers all of them.
     ///
     /// # Safety
     /// As of `ncclEpDispatch`.
@@ -62,12 +62,12 @@ pub fn check_emptiness(rows: usize, weights: usize) -> Result<()> {
 #[derive(Clone, Copy)]
 pub struct Room {
     least: usize,
-    /// Whether that is the group's bound, else those that come.
+    /// Whether that is the group's bound; otherwise it is the number of received rows.
     is_bound: bool,
 }
 
 impl Room {
-    /// Of a dispatch on `handle`. Waits in a group without a bound.
+    /// For a dispatch on `handle`. Waits in a group without a bound.
     pub fn of(handle: &Handle, stream: Stream) -> Result<Self> {
         let group = &handle.group;
         if let Some(least) = group.kept.recv_rows {
@@ -77,12 +77,12 @@ impl Room {
             let text = "stream: must not be captured in a group without max_recv_tokens_per_rank";
             return Err(Error::new(Code::InvalidUsage, text));
         }
-        // Where it is not known the operation finds out.
+        // If it is unknown, the operation finds out.
         let least = handle.core.rows_in_memory(stream)?.unwrap_or(0);
         Ok(Self { least, is_bound: false })
     }
 
-    /// Refuses tensors without it, and leaves what is beyond the bound alone.
+    /// Refuses tensors without that room, and cuts off what is beyond the bound.
     pub fn check(self, all: &mut [(&str, &mut Tensor)]) -> Result<()> {
         let Self { least, is_bound } = self;
         for (name, tensor) in all {
@@ -100,8 +100,8 @@ impl Room {
         Ok(())
     }
 
-    /// The same for the scales of rows whose `tokens` have passed that. Without a bound either may be longer than the
-    /// other: the core gets as many rows of both.
+    /// The same for the scales of rows whose `tokens` have passed. Without a bound either may be longer than the other:
+    /// the core gets as many rows of both.
     pub fn of_scales(self, scales: &Scales, tokens: &mut Tensor) -> Result<Option<Tensor>> {
         let mut out = scales.out;
         if let Some(out) = &mut out {

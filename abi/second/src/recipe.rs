@@ -1,4 +1,4 @@
-//! How the rows of a dispatch travel: as they are, with scales, or as what a cast makes of them.
+//! How a dispatch sends rows: unchanged, with scales, or cast.
 #![allow(unsafe_code)]
 
 use crate::objects::Group;
@@ -13,21 +13,21 @@ use nccl_ep_core::rule::DispatchTensors;
 use std::ffi::c_uint;
 
 const NAME: &str = "config.quant_recipe";
-/// A row, and its scales, are a multiple of so many bytes, and begin at one.
+/// Rows, and a row's scales, begin at and are multiples of this many bytes.
 const ALIGN: usize = 16;
-/// Elements that a cast takes a multiple of.
+/// Rows that are cast are multiples of this many elements.
 const CAST_ELEMENTS: u32 = 512;
-/// Those of a scale that it makes.
+/// Elements per scale of a cast.
 const CAST_BLOCK: u32 = 128;
-/// NCCL's number of two float4 in a byte.
+/// NCCL's number for two float4 in a byte.
 const FLOAT4X2: c_uint = 12;
 
 /// A recipe of a dispatch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Recipe {
-    /// Rows as they are.
+    /// Rows unchanged.
     None,
-    /// With scales that the caller gives.
+    /// Rows with scales that the caller passes.
     Forward,
     /// Cast to float8e4m3 with float32 scales.
     Cast,
@@ -36,16 +36,16 @@ pub enum Recipe {
 /// The scales of a dispatch.
 #[derive(Clone, Copy, Default)]
 pub struct Scales {
-    /// Those that are sent.
+    /// Input scales.
     pub given: Option<Tensor>,
-    /// Where they come.
+    /// Output scales.
     pub out: Option<Tensor>,
     /// `round_scales` of a cast.
     pub round: c_uint,
 }
 
 impl Scales {
-    /// What a dispatch has of `tokens` with these scales, which come into `out` and `out_scales`; nothing else.
+    /// The tensors of a dispatch of `tokens` with these scales to `out` and `out_scales`, and no others.
     pub fn of_rows<'a>(
         &'a self,
         tokens: &'a Tensor,
@@ -65,7 +65,7 @@ impl Scales {
 }
 
 impl Recipe {
-    /// The one that a number names.
+    /// The recipe with this number.
     pub fn of(number: u32, algorithm: Algorithm) -> Result<Self> {
         match (number, algorithm) {
             (0, _) => Ok(Self::None),
@@ -80,7 +80,7 @@ impl Recipe {
         }
     }
 
-    /// Reads the scales that the recipe has, and checks rows as it demands; their extents are the core's matter.
+    /// Reads the scales that the recipe requires, and checks rows as it demands; the core checks extents.
     ///
     /// # Safety
     /// As of `ncclEpDispatch`.
@@ -131,7 +131,7 @@ unsafe fn forward(
     Ok(Scales { given: Some(given), out: Some(out), round })
 }
 
-/// Refuses rows in a window without their scales, or the other way round.
+/// Refuses rows in a window with scales outside, or vice versa.
 ///
 /// # Safety
 /// As of [`Recipe::scales`].
@@ -147,7 +147,7 @@ unsafe fn same_memory(outputs: &ncclEpDispatchOutputs_t) -> Result<()> {
     Err(refuse::argument("outputs.scales.win_hdl", "must be a window with outputs.tokens, or not with it"))
 }
 
-/// Rows, or scales, that travel as they are: `[.., columns]` of numbers.
+/// Rows or scales that travel unchanged: a tensor `[.., columns]` of numbers.
 ///
 /// # Safety
 /// As of [`Recipe::scales`].

@@ -1,4 +1,4 @@
-//! What a routing is made from, and what it tells.
+//! A routing's inputs, and what it reports.
 #![allow(unsafe_code)]
 
 use crate::objects::{Group, Layout};
@@ -45,7 +45,7 @@ pub unsafe fn read(
     Ok(HandleTensors { ids, counter: None, host_counter: None, counters })
 }
 
-/// What a routing, or with zones a dispatch, tells its caller.
+/// What a routing, or with zones a dispatch, reports to its caller.
 ///
 /// # Safety
 /// As of [`read`].
@@ -84,7 +84,7 @@ fn checked(name: &str, tensor: Option<Tensor>, least: usize) -> Result<Option<Nu
     tensor.map(|it| numbers(name, &it, least)).transpose()
 }
 
-/// The counter `name` with `least` numbers or more.
+/// The counter `name`, with at least `least` numbers.
 fn numbers(name: &str, tensor: &Tensor, least: usize) -> Result<Numbers> {
     let width = tensor.dtype.and_then(IntWidth::of);
     let (&[count], Some(width)) = (tensor.sizes(), width) else {
@@ -104,7 +104,7 @@ fn numbers(name: &str, tensor: &Tensor, least: usize) -> Result<Numbers> {
     Ok(Numbers { data, width })
 }
 
-/// Checks that ids are so many per token as the handle was made for.
+/// Checks that there are as many ids per token as the handle was created for.
 pub fn check_top_k(given: &HandleTensors, expected: usize) -> Result<()> {
     match given.ids.sizes().get(1) {
         Some(&columns) if columns as usize != expected => {
@@ -112,7 +112,7 @@ pub fn check_top_k(given: &HandleTensors, expected: usize) -> Result<()> {
             let error = Error::argument(subject, OfTensor::Exactly(Extent::HandleTopK));
             Err(error.got(columns, expected))
         }
-        // The core wants two dimensions.
+        // The core requires two dimensions.
         _ => Ok(()),
     }
 }

@@ -1,4 +1,4 @@
-//! A caller's configuration of a group -> settings of the core, and what this ABI keeps of it.
+//! Converts a caller's configuration of a group to settings of the core, and to those that this ABI keeps.
 
 use crate::enums::ncclEpOverflowPolicy_t;
 use crate::read::{known, number};
@@ -11,26 +11,26 @@ use nccl_ep_core::model::group::{Algorithm, GroupSettings, LlCombineMode};
 use std::ffi::c_uint;
 use std::time::Duration;
 
-/// What a row of HT is a multiple of. LL rounds its bound up.
+/// HT rows are multiples of this many bytes. LL rounds its bound up.
 const ROW_ALIGN: c_uint = 16;
 const DROP: u32 = ncclEpOverflowPolicy_t::NCCL_EP_OVERFLOW_DROP as u32;
-/// SMs of a channel, by which the core counts.
+/// SMs per channel, the core's unit.
 const CHANNEL_SMS: usize = 2;
 
-/// What this ABI keeps of a group's settings.
+/// A group's settings that this ABI keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kept {
-    /// HT: the rows that every dispatch has room for; `None`: as many as come.
+    /// HT: the rows that every dispatch has room for; `None`: as many as arrive.
     pub recv_rows: Option<usize>,
     /// HT: whether rows beyond that are dropped.
     pub drops: bool,
     /// HT: the largest K of a handle, if there is a bound.
     pub top_k: Option<usize>,
-    /// Whether a mask of lost ranks was asked for, which HT accepts and has not.
+    /// Whether a mask of lost ranks was asked for; HT accepts that, without having one.
     pub enable_mask: bool,
 }
 
-/// `config` as the environment changes it.
+/// Applies the environment to `config`.
 pub fn with_environment(mut config: ncclEpGroupConfig_t, env: &LaterEnv) -> Result<ncclEpGroupConfig_t> {
     if env.copies_twice {
         let text = "NCCL_EP_HT_EM_LOCAL_DUP: must not be 1 with NCCL_EP_HT_EM_NVLINK_DUP";
@@ -74,7 +74,7 @@ pub fn of(config: &ncclEpGroupConfig_t) -> Result<(GroupSettings, Kept)> {
         algorithm,
         experts: config.num_experts as usize,
         max_tokens: Some(tokens as usize),
-        // The core has room for all that ranks may send.
+        // The core allocates for everything that ranks may send.
         row_bytes: row_bytes.next_multiple_of(ROW_ALIGN as usize),
         channels: channels(config),
         zones: is_ht,
@@ -118,14 +118,14 @@ fn allocator(alloc: &ncclEpAllocConfig_t) -> Result<()> {
     Err(Error::new(Code::InvalidUsage, text))
 }
 
-/// The largest budget that is set.
+/// The largest budget of SMs, if any is set.
 fn sms(config: &ncclEpGroupConfig_t) -> Option<usize> {
     let own = config.dispatch_num_sms.max(config.combine_num_sms);
     let most = own.max(config.max_num_sms) as usize;
     (most > 0).then_some(most)
 }
 
-/// The channels of the largest budget that is set; that operations have; the library chooses if none is.
+/// The channels of the largest budget, which operations then have; if none is set, the library chooses.
 fn channels(config: &ncclEpGroupConfig_t) -> Option<usize> {
     let own = config.dispatch_num_sms.max(config.combine_num_sms);
     let inherits = config.dispatch_num_sms == 0 || config.combine_num_sms == 0;
@@ -211,10 +211,10 @@ mod tests {
             for byte in bytes.iter_mut().step_by(4) {
                 state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
                 let drawn = (state >> 56) as u8;
-                // Small numbers, which enums have, and any others.
+                // Small numbers, as enums have, and arbitrary ones.
                 *byte = if drawn.is_multiple_of(3) { drawn } else { drawn % 4 };
             }
-            // No address is followed; two functions, or none, are not called.
+            // No address is followed; the two functions, set or not, are not called.
             bytes[56..72].fill((state >> 60) as u8 % 2);
             #[allow(unsafe_code)]
             // SAFETY: zeros and any numbers are values of every field.

@@ -1,4 +1,4 @@
-//! Tensor descriptors: those that the library makes, and how it reads any.
+//! Tensor descriptors: creating the library's own, and reading any.
 #![allow(unsafe_code)]
 
 use crate::objects::{GUARD, Group, Subject, check_out, write_out};
@@ -12,10 +12,10 @@ use std::collections::BTreeMap;
 use std::ffi::c_uint;
 use std::fmt::Display;
 
-/// The last number of NCCL's element types: two float4e2m1 in a byte, which the core does not know.
+/// The last of NCCL's element types: two float4e2m1 in a byte, which the core does not know.
 const LAST_DATATYPE: u32 = 12;
 
-/// The descriptors of `ncclEpTensorAlloc` that were not destroyed, by address, and their extents. Both are raw, since
+/// The live descriptors of `ncclEpTensorAlloc`, by address, with the addresses of their extents. Both are raw, since
 /// the caller writes to them.
 static OWN: Mutex<BTreeMap<usize, usize>> = Mutex::new(BTreeMap::new());
 
@@ -96,7 +96,7 @@ pub unsafe extern "C" fn ncclEpTensorDestroy(tensor: *mut ncclEpTensor_t) -> ncc
     })
 }
 
-/// Copies the tensor `name`; `None` if the caller passed NULL. A window without data is one of the group's
+/// Copies the tensor `name`; `None` if the caller passed NULL. A tensor without data is in a window of the group's
 /// communicator.
 ///
 /// # Safety
@@ -127,7 +127,7 @@ pub unsafe fn optional(group: &Group, name: &'static str, raw: *const ncclEpTens
         return Err(refuse::argument(format_args!("{name}.data"), rule));
     }
     let dtype = match raw.datatype {
-        // The core moves bytes.
+        // The core moves bytes of any type.
         LAST_DATATYPE => Some(DType::Uint8),
         other => DType::from_raw(other),
     };
@@ -159,12 +159,12 @@ unsafe fn extents<'a>(name: impl Display, ndim: c_uint, sizes: *const usize) -> 
     Ok(unsafe { std::slice::from_raw_parts(sizes, dims) })
 }
 
-/// Refuses the tensor `name`, which the operation has not.
+/// Refuses the tensor `name`, which the operation does not have.
 pub fn absent(name: &str, tensor: *const ncclEpTensor_t, rule: &str) -> Result<()> {
     if tensor.is_null() { Ok(()) } else { Err(refuse::argument(name, rule)) }
 }
 
-/// The first `most` entries of a tensor in the direction of its first dimension.
+/// The first `most` entries of a tensor along its first dimension.
 pub fn first(tensor: &Tensor, most: usize) -> Tensor {
     let mut sizes = [0; MAX_DIMS];
     let given = tensor.sizes();

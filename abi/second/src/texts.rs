@@ -1,4 +1,4 @@
-//! The names of this ABI in the core's refusals. `docs/abi-second.md` tells how a program sees the texts.
+//! The names of this ABI in the core's refusals. `docs/abi-second.md` says how a program gets the texts.
 
 use nccl_ep_abi::texts::{self, Names};
 use nccl_ep_core::error::refusal::{Role, Setting};
@@ -21,7 +21,7 @@ pub fn text(error: &Error) -> String {
     texts::text(error, &NAMES)
 }
 
-/// The error that `argument` asks for `what`, which the interface has and the library has not.
+/// The refusal of an `argument` that asks for `what`, which the interface has but this library does not serve.
 #[cold]
 pub fn not_served(argument: impl Display, what: impl Display) -> Error {
     let text = format!("{argument}: {what} is not served by this version of the library");
@@ -51,7 +51,7 @@ fn tensor(role: Role) -> &'static str {
         Role::ScalesOut => "outputs.scales",
         Role::IdsOut => "outputs.topk_idx",
         Role::WeightsIn => "inputs.topk_weights",
-        // An LL combine reads what is among its outputs.
+        // An LL combine reads a tensor that is among its outputs.
         Role::WeightsOut | Role::TokenWeights => "outputs.topk_weights",
         Role::Counter | Role::HostCounter => "layout_info.expert_counters",
     }

@@ -1,4 +1,4 @@
-//! What the kernels of both modes and the self test have in common: peers, waits, the report of a fault.
+//! What the kernels of both modes and the self-test share: peers, waits, fault reports.
 #![allow(unsafe_code)]
 
 use core::ffi::c_void;
@@ -6,7 +6,7 @@ use core::ffi::c_void;
 /// Most ranks of a group: the GPUs of the largest NVLink domain.
 pub const MAX_PEERS: usize = 72;
 
-/// Bytes that a rank sends to each peer in the self test.
+/// Bytes that a rank sends to each peer in the self-test.
 pub const SELFTEST_SLOT_BYTES: usize = 4096;
 
 /// Threads per block of `peer_selftest`; its grid has one block per rank.
@@ -24,12 +24,12 @@ pub const ADD_COUNTS_THREADS: u32 = 256;
 pub const HANDLE_IDS_THREADS: u32 = 512;
 /// Words of the header of a handle's block.
 pub const HANDLE_HEADER_WORDS: usize = 20;
-/// The first of them, which an operation compares.
+/// The leading words, which an operation compares.
 pub const HANDLE_HEADER_COMPARED: u32 = 16;
 /// The word of the number of rows.
 pub const HANDLE_HEADER_ROWS: usize = 18;
 
-/// `SelftestResult::outcome` of a block that did not end.
+/// `SelftestResult::outcome` of a block that did not finish.
 pub const SELFTEST_MISSING: u32 = 0;
 /// `SelftestResult::outcome`: everything arrived as it was sent.
 pub const SELFTEST_PASSED: u32 = 1;
@@ -38,11 +38,11 @@ pub const SELFTEST_MISMATCH: u32 = 2;
 /// `SelftestResult::outcome`: no flag within the deadline.
 pub const SELFTEST_TIMEOUT: u32 = 3;
 
-/// Instead of the own node's place among the sums of all nodes: it comes first, not rounded, and the others follow by
-/// distance. With a place, all sums are rounded and added by ascending node.
+/// In place of this node's position in the sums over nodes: it comes first, unrounded, and the others follow by
+/// distance. With a position, all sums are rounded and added by ascending node.
 pub const OWN_NODE_FIRST: u32 = 0xffff_ffff;
 
-/// The value of an enum for a number that a kernel or a peer has written, if there is one.
+/// The enum value for a number that a kernel or a peer has written, if there is one.
 macro_rules! from_raw {
     ($($name:ident: $($value:ident)+;)+) => {
         $(
@@ -52,7 +52,7 @@ macro_rules! from_raw {
                     all.find(|it| *it as u32 == number)
                 }
             }
-            // A list that lacks one does not compile.
+            // An incomplete list does not compile.
             const _: fn($name) = |it| match it { $($name::$value => ()),+ };
         )+
     };
@@ -73,20 +73,20 @@ pub struct RankOnNode {
     pub peer: i32,
     /// The local index of its forwarder here.
     pub forwarder: u32,
-    /// Its number among the ranks that its forwarder forwards for, which is number 0 itself.
+    /// Its index among the ranks that its forwarder forwards for; the forwarder itself is 0.
     pub number: u32,
-    /// How many nodes before this one its node is, around the ring.
+    /// How many nodes before this one its node is, in ring order.
     pub distance: u32,
 }
 
-/// Begins every message between nodes: nothing else tells to which operation the rows behind it belong, as messages of
-/// different ones may have the same sizes. A handshake is a header alone.
+/// Begins every message between nodes: only it tells which operation the rows behind it belong to, as messages of
+/// different operations may have equal sizes. A handshake is only a header.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct MessageHeader {
-    /// The handle; a group numbers them from 1 in the order of their creation.
+    /// The handle's number; a group counts from 1 in order of creation.
     pub handle: u32,
-    /// Tokens of the rank that sends it: in LL, and in a handshake.
+    /// In LL, and in a handshake: tokens of the sending rank.
     pub tokens: u32,
     /// The operation's fingerprint; in a handshake the verdict: ids per token, or why the rank refuses.
     pub fingerprint: u32,
@@ -94,16 +94,16 @@ pub struct MessageHeader {
     pub channel: u32,
     /// What ranks must agree on in the scales of rows; 0 without.
     pub scales_word: u32,
-    /// The operation's, which kernels fill in, never 0: an exchange that ends without a message leaves an earlier one.
-    /// LL has those of the channel. In a handshake 0.
+    /// The operation's epoch (in LL the channel's), filled in by kernels, never 0: after an exchange that ended without
+    /// a message, an earlier one is still there. 0 in a handshake.
     pub epoch: u32,
-    /// HT: which stage of the operation.
+    /// HT: the stage of the operation.
     pub stage: u32,
-    /// HT: not zero if the rank knew of a failure of the group; then what follows is not what it should be.
+    /// HT: not zero if the rank knew that the group had failed; then the data that follows is invalid.
     pub failed: u32,
 }
 
-/// What a fault report says, `FaultReport::state`.
+/// What a fault report says; `FaultReport::state`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Fault {
@@ -123,22 +123,22 @@ pub enum Fault {
     /// An operation on an HT handle with the number of rows `got`, which has `HT_DISAGREED`; `expected` are this rank's
     /// ids per token.
     Disagreed = 8,
-    /// A rank has staged an operation that is whole here, or the other way round.
+    /// A rank has staged an operation that is whole here, or vice versa.
     StagedDiffers = 9,
     /// A rank on another node uses handle `got` where this one uses `expected`.
     HandleDiffers = 10,
-    /// As `PeerFailed`, but `got` is on another node and nothing was waited for.
+    /// As `PeerFailed`, but `got` is on another node, and no wait was involved.
     RailPeerFailed = 11,
     /// Fewer output rows for scales, `got`, than rows received, `expected`.
     ScaleRows = 12,
-    /// An expert of this rank, named by `what`, gets more rows than it has slots, as rank `peer` sends `got`, more than
-    /// its share of `expected`.
+    /// An expert of this rank, `what`, gets more rows than it has slots, because rank `peer` sends `got`, more than its
+    /// share `expected`.
     ExpertRows = 13,
-    /// Word `what` of the header of the handle's memory, which a caller gave, is `got` instead of `expected`.
+    /// Word `what` of the header of a handle's block in a caller's memory is `got` instead of `expected`.
     ForeignState = 14,
 }
 
-/// What waits on the device, `FaultReport::op`.
+/// What waits on the device; `FaultReport::op`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum KernelOp {
@@ -151,11 +151,11 @@ pub enum KernelOp {
     HtCombine = 6,
 }
 
-/// What is waited for, `FaultReport::what`.
+/// What is waited for; `FaultReport::what`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Wait {
-    /// Data of the self test.
+    /// Data of the self-test.
     Pattern = 0,
     /// How many rows a rank sends for each expert.
     Counts = 1,
@@ -164,9 +164,9 @@ pub enum Wait {
     Row = 3,
     /// The weights of a token.
     Weight = 4,
-    /// That a rank has begun the operation, and which.
+    /// That a rank has begun its operation, and which it is.
     Begin = 5,
-    /// That a rank has let go of the last staged operation.
+    /// That a rank has released the last staged operation.
     Ack = 6,
     /// A credit: a free slot for a row of a pair's sequence.
     Credit = 7,
@@ -174,8 +174,7 @@ pub enum Wait {
     StreamedRow = 8,
 }
 
-/// The first failure of a group. Lives in host memory that the device maps; the kernel writes `state`
-/// last.
+/// The first failure of a group, in host memory that the device maps; the kernel writes `state` last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct FaultReport {
@@ -191,7 +190,7 @@ pub struct FaultReport {
     pub expected: u32,
     /// The epoch that had arrived; `Differs`: the peer's fingerprint.
     pub got: u32,
-    /// How long the wait had lasted then.
+    /// How long the wait had lasted.
     pub waited_ms: u32,
     /// `Differs`: the scales of our rows, as a scales word.
     pub expected_scales: u32,
@@ -203,7 +202,7 @@ pub struct FaultReport {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Scales {
-    /// Rows have them already.
+    /// They are sent along with the rows.
     Forwarded = 0,
     /// A cast stores them as float32.
     Float = 1,
@@ -213,28 +212,28 @@ pub enum Scales {
     Exponent = 3,
 }
 
-/// Where scales lie. Distances are in scales.
+/// The layout of scales. Strides in scales:
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct ScaleView {
     /// The first scale.
     pub data: *mut u8,
-    /// From an expert to the next.
+    /// from one expert to the next.
     pub expert: u64,
-    /// From a row to the next.
+    /// From one row to the next.
     pub row: u64,
-    /// From a scale of a row to the next.
+    /// From one scale of a row to the next.
     pub column: u64,
 }
 
-/// Rows with scales, as a dispatch sends and stores them. On the way a row's scales are dense and filled up with
-/// zeros to a multiple of 16 bytes.
+/// Rows with scales, as a dispatch sends and stores them. In transit a row's scales are dense and padded with zeros to
+/// a multiple of 16 bytes.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct ScaledRows {
     /// Bytes of a row without its scales, a multiple of 16.
     pub payload_bytes: u32,
-    /// Bytes of a row's scales, without the zeros behind them.
+    /// Bytes of a row's scales, without padding.
     pub scale_bytes: u32,
     /// Bytes of a scale: 1, 2 or 4.
     pub scale_width: u32,
@@ -244,7 +243,7 @@ pub struct ScaledRows {
     pub block: u32,
     /// LL: bytes of scales in each chunk of a row but the last ones, a multiple of 16.
     pub scale_chunk_bytes: u32,
-    /// If they are forwarded, the scales of the rows that are sent; they are of one expert.
+    /// If they are forwarded, the input scales; a tensor of one expert.
     pub from: ScaleView,
     pub out: ScaleView,
 }
@@ -253,12 +252,12 @@ pub struct ScaledRows {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct WaitParams {
-    /// How long one wait may last.
+    /// Deadline of a single wait.
     pub timeout_ns: u64,
-    /// Where the first failure of the group is described.
+    /// Gets the description of the group's first failure.
     pub report: *mut FaultReport,
-    /// Not zero once some wait of the group has failed here, so that others give up. Beside what kernels
-    /// load first, as they want to know this first, too.
+    /// Not zero once a wait of the group has failed here, so that others give up. Next to what kernels load first, as
+    /// they need this first, too.
     pub failed: *mut u32,
     /// In this rank's window: 1 + a peer that has reported its own failure, or zero.
     pub peer_failed: *mut u32,
@@ -274,7 +273,7 @@ unsafe impl Sync for WaitParams {}
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct PeerTable {
-    /// First byte of each rank's window; this rank's own included.
+    /// First byte of each rank's window, including this rank's own.
     pub window: [*mut u8; MAX_PEERS],
     pub ranks: u32,
     pub rank: u32,
@@ -288,7 +287,7 @@ unsafe impl Sync for PeerTable {}
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct ReplayMarkParams {
-    /// In host memory that the device maps: when an operation in a graph began, zero while it is not under way.
+    /// In host memory that the device maps: when a captured operation began; zero while it is not under way.
     pub place: *mut u64,
     /// Not zero if the operation begins, zero if it ends.
     pub begins: u32,
@@ -302,9 +301,9 @@ pub struct HandleHeaderParams {
     /// The header, in a caller's memory.
     pub header: *mut u32,
     pub words: [u32; HANDLE_HEADER_WORDS],
-    /// Not zero if it is written, zero if it is compared.
+    /// Not zero to write it, zero to compare it.
     pub writes: u32,
-    /// If it is written, its number of rows, or NULL.
+    /// When writing, its number of rows, or NULL.
     pub rows: *const u32,
 }
 
@@ -314,7 +313,7 @@ pub struct AddCountsParams {
     pub wait: WaitParams,
     /// `[experts]`: rows that a dispatch has delivered to each local expert.
     pub counts: *const i32,
-    /// `[experts]`: the rows of all dispatches that were counted.
+    /// `[experts]`: the sums over all counted dispatches.
     pub totals: *mut u64,
     pub experts: u32,
 }
@@ -324,10 +323,10 @@ pub struct AddCountsParams {
 pub struct HandleIdsParams {
     /// `[count]` ids.
     pub from: *const c_void,
-    /// Gets them with 64 bits each.
+    /// Gets them, widened to 64 bits.
     pub to: *mut i64,
     pub count: u64,
-    /// What is added to ids that are not negative.
+    /// Added to non-negative ids.
     pub offset: u32,
     /// Not zero if those at `from` have 32 bits, not 64.
     pub is_narrow: u32,

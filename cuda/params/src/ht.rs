@@ -11,16 +11,16 @@ pub const HT_ROUTE_THREADS: u32 = 512;
 /// Most threads of a block of `ht_dispatch`, in whole warps.
 pub const HT_DISPATCH_THREADS: u32 = 768;
 /// Most threads of a block of `ht_dispatch_cast`, in whole warps: as many as have room for the rows that they cast,
-/// so that each may have more registers.
+/// which leaves each more registers.
 pub const HT_CAST_THREADS: u32 = 512;
 /// Most threads of a block of `ht_combine_bf16` and its siblings, in whole warps.
 pub const HT_COMBINE_THREADS: u32 = 512;
-/// Most static shared memory of a block of `ht_dispatch` or `ht_combine_bf16` and their siblings; they have all else of the
-/// device's for rows.
+/// Most static shared memory of a block of `ht_dispatch` or `ht_combine_bf16` and their siblings; the rest of the
+/// device's is for rows.
 pub const HT_STATIC_SHARED_BYTES: u32 = 3584;
-/// Zeros that a dispatch block keeps in shared memory, in front of the warps' parts.
+/// Zeros that a dispatch block keeps in shared memory in front of the warps' parts.
 pub const HT_ZERO_BYTES: u32 = 4096;
-/// Bytes between a row that travels and its scales: their word, then zeros.
+/// Bytes between a row in transit and its scales: the scales' word, then zeros.
 pub const HT_STAMP_BYTES: u32 = 16;
 /// Lowest bits of a fingerprint: a row without its scales, in 16 bytes.
 pub const HT_FINGERPRINT_PAYLOAD_BITS: u32 = 17;
@@ -29,8 +29,8 @@ pub const HT_FINGERPRINT_SCALED: u32 = 0x0400_0000;
 /// Bit of a fingerprint: it is a combine's.
 pub const HT_FINGERPRINT_COMBINE: u32 = 0x8000_0000;
 
-/// Packets by which a rank notifies each other of its part of a new handle, besides the one for each local
-/// expert: how many rows it sends, then `HtRouteParams::verdict`.
+/// Packets with which a rank notifies each other rank of its part of a new handle, besides one per local expert: how
+/// many rows it sends, then `HtRouteParams::verdict`.
 pub const HT_COUNTS_BESIDE_EXPERTS: u32 = 2;
 /// Lowest bit, in `HtRouteParams::verdict`, of the `ncclResult_t` with which a rank refuses its part; below it
 /// are its ids per token.
@@ -38,21 +38,20 @@ pub const HT_VERDICT_CODE_SHIFT: u32 = 8;
 /// Bit of a handle's number of rows that marks it invalid: the ranks do not agree, and nothing runs on the
 /// handle. The other bits say why: which rank, and its verdict.
 pub const HT_DISAGREED: u32 = 0x8000_0000;
-/// Bit of the mark: that rank has other ids per token; else it refused.
+/// Bit of the mark: that rank has another number of ids per token; otherwise it refused.
 pub const HT_DISAGREED_TOP_K: u32 = 0x4000_0000;
 /// Lowest bit of the rank in the mark.
 pub const HT_DISAGREED_RANK_SHIFT: u32 = 16;
-/// Instead of the mark: no verdict of some rank came in time. No rank has this number.
+/// In place of the mark: some rank's verdict did not come in time. No rank has this number.
 pub const HT_VERDICT_MISSING: u32 = 0xffff_fffe;
 
 /// Offsets in every rank's window; equal on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct HtLayout {
-    /// u64 packets `[2][ranks][local_experts + HT_COUNTS_BESIDE_EXPERTS]`, by epoch: from
-    /// each other rank.
+    /// u64 packets `[2][ranks][local_experts + HT_COUNTS_BESIDE_EXPERTS]`, by epoch: from each other rank.
     pub counts: u64,
-    /// u64 packets `[ranks][units]`: which unit of the source's sequence is there.
+    /// u64 packets `[ranks][units]`: which unit of the source's sequence has arrived.
     pub arrivals: u64,
     /// u32 `[ranks][units]`: credits, how far the destination has emptied what this rank fills.
     pub credits: u64,
@@ -83,8 +82,7 @@ pub struct HtEntry {
 pub struct HtHandleMemory {
     /// `[tokens][top_k]`: each token's experts, ascending, without repetition.
     pub entries: *mut HtEntry,
-    /// `[ranks + 1]`: this rank's first row of each source, then the number of rows, or
-    /// `HT_DISAGREED` and why.
+    /// `[ranks + 1]`: this rank's first row from each source, then the number of rows, or `HT_DISAGREED` and why.
     pub begins: *mut u32,
     /// `[ranks]`: rows that go from this rank to each, itself included.
     pub departures: *mut u32,
@@ -103,7 +101,7 @@ pub struct HtCount {
     pub epoch: u32,
 }
 
-/// Numbers of a caller's.
+/// An array of a caller's integers.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct HtNumbers {
@@ -113,24 +111,24 @@ pub struct HtNumbers {
     pub is_wide: u32,
 }
 
-/// What a routing tells its caller; of each, no address if he does not want it.
+/// What a routing reports to its caller; NULL for what the caller does not want.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct HtTold {
-    /// Gets the rows for each local expert, with zones the slots.
+    /// Gets the rows of each local expert; with zones its slots.
     pub experts: HtNumbers,
-    /// Gets the rows, with zones all slots; none if ranks disagree.
+    /// Gets the number of rows, with zones of all slots; 0 if ranks disagree.
     pub total: HtNumbers,
     /// With zones, gets the first slot of each expert.
     pub offsets: HtNumbers,
-    /// With zones, gets their total for the host.
+    /// With zones, gets the number of all slots, for the host.
     pub page: *mut HtCount,
-    /// The handle's number, which goes there.
+    /// The handle's number, for `page`.
     pub epoch: u32,
 }
 
-/// Where a handle's ranks tell each other of rows by expert: in two banks, by the epoch of `ht_route`; over several nodes in
-/// one.
+/// Where a handle's ranks tell each other about rows by expert: in two banks, by the epoch of `ht_route`; over several
+/// nodes in one.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct HtPackets {
@@ -147,7 +145,7 @@ pub struct HtRouteParams {
     pub peers: PeerTable,
     pub wait: WaitParams,
     pub layout: HtLayout,
-    /// What is to be filled.
+    /// Gets filled.
     pub handle: HtHandleMemory,
     /// `[tokens][top_k]`, of 64 bits each or `is_narrow` of 32.
     pub topk_idx: *const c_void,
@@ -156,14 +154,14 @@ pub struct HtRouteParams {
     pub is_narrow: u32,
     /// Not zero if rows lie by expert.
     pub has_zones: u32,
-    /// Where other ranks are told of such rows.
+    /// Where other ranks are told about such rows.
     pub packets: HtPackets,
-    /// What is told of rows that do not.
+    /// What is reported about rows that do not.
     pub told: HtTold,
     /// The rows that this rank receives, or `HT_DISAGREED` and why.
     pub received: *mut HtCount,
-    /// `[2 + ranks + ranks * local_experts]`, zero except while the kernel runs: blocks that have counted, blocks
-    /// that have begun to, what they have counted for each rank, and for each expert.
+    /// `[2 + ranks + ranks * local_experts]`, zero except while the kernel runs: blocks that have counted, blocks that
+    /// have begun to, their counts for each rank, and for each expert.
     pub tally: *mut u32,
     /// u64 packets `[blocks that count][ranks]`: rows that each block has counted for each rank.
     pub counted: *mut u64,
@@ -172,18 +170,18 @@ pub struct HtRouteParams {
     pub own_counts: *mut u64,
     /// Most tokens of a rank: the bound for the numbers that peers send.
     pub max_tokens: u32,
-    /// How many such kernels have run, which this one counts.
+    /// How many such kernels have run, incremented by this one.
     pub epochs: *mut u32,
-    /// Handles of the group so far, this one included: by it the host knows what has come in `received`.
+    /// Handles of the group so far, this one included: tells the host what `received` is about.
     pub number: u32,
     /// Tokens that one block numbers.
     pub block_tokens: u32,
-    /// This rank's verdict for all: its ids per token, or why it refuses. A rank that refuses has no tokens,
-    /// no memory and no counter.
+    /// This rank's verdict for all: its ids per token, or why it refuses. A rank that refuses has no tokens, memory or
+    /// counter.
     pub verdict: u32,
 }
 
-/// Device memory of a group, zero at first: how far the sequences of rows have come.
+/// Device memory of a group, initially zero: the progress of the sequences of rows.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct HtSequences {
@@ -193,9 +191,9 @@ pub struct HtSequences {
     pub received: [u32; MAX_PEERS],
     /// Operations so far.
     pub operations: u32,
-    /// Blocks that have read all this.
+    /// Blocks that have read all of this.
     pub blocks_started: u32,
-    /// Of the last operation that was sent to other nodes.
+    /// Epoch of the last operation that was sent to other nodes.
     pub epoch: u32,
 }
 
@@ -205,7 +203,7 @@ pub struct HtSequences {
 pub struct HtShape {
     /// What the ranks must agree on (`ht/fingerprint.rs`); it travels with every row.
     pub fingerprint: u32,
-    /// Bytes of a row as it travels, with its scales.
+    /// Bytes of a row in transit, with its scales.
     pub row_bytes: u32,
     /// Units that a row takes: 1 or 2. The last row of an operation may take the second one, too.
     pub row_units: u32,
@@ -217,8 +215,8 @@ pub struct HtShape {
     pub warp_bytes: u32,
     /// Warps of a block that have such memory; at least one warp has none.
     pub copy_warps: u32,
-    /// The first `send_blocks` of the grid send; the others receive. In a combine whose blocks all send all receive as
-    /// well, by the warps behind `copy_warps` and one more.
+    /// The first `send_blocks` of the grid send; the others receive. In a combine in which all blocks send, all receive
+    /// as well, with the warps from `copy_warps` on and one more.
     pub send_blocks: u32,
 }
 
@@ -253,11 +251,11 @@ pub struct HtDispatchParams {
     pub out_weights: *mut f32,
     /// `[local_experts]`, or NULL.
     pub counter: *mut i32,
-    /// Rows of `out`; the largest number where it is not wanted, since NULL may also be no rows.
+    /// Rows of `out`; the largest number if it is not wanted, since NULL may also mean no rows.
     pub out_rows: u32,
     /// Rows of `out_idx` and `out_weights`, likewise.
     pub routing_rows: u32,
-    /// Not zero if rows and scales that no token fills get zeros; ids and weights always do.
+    /// Not zero if rows and scales that no token fills are zeroed; ids and weights always are.
     pub fills_rest: u32,
 }
 
@@ -274,9 +272,9 @@ pub enum HtCast {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct HtScaledRows {
-    /// Their format, and where scales lie.
+    /// Their format, and the layout of scales.
     pub rows: ScaledRows,
-    /// What ranks must agree on in the scales; not zero.
+    /// Compares the ranks' scales; not zero.
     pub word: u32,
     /// Rows of `rows.out`.
     pub out_rows: u32,
@@ -310,7 +308,7 @@ pub struct HtCombineParams {
     pub out: *mut u8,
     /// `[tokens][columns]`.
     pub out_gradients: *mut f32,
-    /// `[ranks]`, or NULL: the nanoseconds that the rank has waited for each are added.
+    /// `[ranks]`, or NULL: gets the nanoseconds of waiting for each rank added.
     pub waits: *mut u64,
     /// Rows of `rows`.
     pub in_rows: u32,

@@ -1,8 +1,8 @@
 //! Parameters of the high-throughput kernels of groups over several nodes.
 //!
 //! Every rank *forwards* tokens on its node: its own, and those of the remote ranks whose rail peer it is. These
-//! *forwarded ranks* have numbers: itself 0. A rank's tokens are divided into *chunks*, as many on all ranks; an
-//! operation runs in *stages* over one or more chunks, of the own tokens or of all remote ones.
+//! *forwarded ranks* are numbered, beginning with itself as 0. A rank's tokens are divided into *chunks*, equally many
+//! on all ranks; an operation runs in *stages* over one or more chunks, of own tokens or of all remote ones.
 
 use crate::common::{MessageHeader, PeerTable, RankOnNode, ScaledRows, WaitParams};
 use crate::ht::{
@@ -11,14 +11,14 @@ use crate::ht::{
 
 /// Most chunks of a rank's tokens.
 pub const HT_MOST_CHUNKS: u32 = 16;
-/// Packets by which a rank notifies each other of its node about a forwarded rank, besides the one for each
-/// local expert and the rows of each chunk: its verdict and its number of tokens.
+/// Packets with which a rank notifies each other rank of its node about a forwarded rank, besides one per local expert
+/// and the rows of each chunk: its verdict and its number of tokens.
 pub const HT_COUNTS_OF_SOURCE: u32 = 2;
 /// Threads of a block of `ht_place`.
 pub const HT_PLACE_THREADS: u32 = 256;
 /// Threads of `ht_room_nodes`, one block.
 pub const HT_ROOM_THREADS: u32 = 256;
-/// Bit of what it tells: the rank drops rows of somebody.
+/// Bit of its result: the rank drops rows of some rank.
 pub const HT_ROOM_DROPS: u32 = 0x8000_0000;
 /// Threads of a block of `ht_pack`.
 pub const HT_PACK_THREADS: u32 = 512;
@@ -31,7 +31,7 @@ pub const HT_HOME_BITS: u32 = 8;
 pub const HT_RANK_OF_GROUP: u32 = 0x8000_0000;
 /// Threads of the block of `ht_header`.
 pub const HT_HEADER_THREADS: u32 = 32;
-/// A rank's tokens all travel, so that they can be sent from where they lie, if at least so many of 32 do.
+/// A rank's tokens all travel, so that they can be sent in place, if at least this many of 32 do.
 pub const HT_WHOLE_OF_32: u32 = 31;
 
 /// The group's ranks on their nodes, as this rank sees them.
@@ -40,11 +40,11 @@ pub const HT_WHOLE_OF_32: u32 = 31;
 pub struct HtNodes {
     /// `[ranks]`.
     pub of_rank: *const RankOnNode,
-    /// `[local ranks][1 + width]`: whom each forwards for, itself first, as the group numbers them, then `HT_NONE`.
+    /// `[local ranks][1 + width]`: whom each forwards for, itself first, as group ranks, padded with `HT_NONE`.
     pub forwarded_by: *const u32,
     pub ranks: u32,
     pub others: u32,
-    /// Most remote ranks that a local rank forwards for.
+    /// The most remote ranks that a local rank forwards for.
     pub width: u32,
     /// Ranks that this one forwards for, itself included.
     pub forwarded: u32,
@@ -61,24 +61,24 @@ pub struct HtForwarded {
     pub tokens: u32,
     /// Tokens of the remote ranks before it.
     pub first: u32,
-    /// As the group numbers it.
+    /// Group rank.
     pub rank: u32,
     /// Its verdict, as in `HtRouteParams::verdict`.
     pub verdict: u32,
 }
 
-/// Whose a token is that came from another node.
+/// The origin of a token that came from another node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct HtOrigin {
-    /// The remote rank among those, from 0 on.
+    /// Its remote rank, from 0 on.
     pub source: u32,
-    /// Its number among those that come here from it.
+    /// Its index among the tokens that come here from that rank.
     pub index: u32,
 }
 
-/// Device memory of an HT handle of such a group. Arrays with `chunks + 1` entries count what comes before each
-/// chunk, then all.
+/// Device memory of an HT handle of such a group. Arrays with `chunks + 1` entries count what precedes each chunk, then
+/// everything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct HtNodesMemory {
@@ -92,11 +92,11 @@ pub struct HtNodesMemory {
     pub entries: *mut HtEntry,
     /// `[tokens of remote ranks]`: whose each is, in the order of `entries`.
     pub origins: *mut HtOrigin,
-    /// `[tokens][top_k]`: for the own tokens' experts on all nodes, ascending: the node, and the place there.
+    /// `[tokens][top_k]`: for the own tokens' experts on all nodes, ascending: the node, and the position there.
     pub homes: *mut u32,
     /// `[others][tokens]`: the own tokens that go to each other node, ascending.
     pub list: *mut u32,
-    /// `[others][tokens]`: where a token is in that list, or `HT_NONE`.
+    /// `[others][tokens]`: a token's position in that list, or `HT_NONE`.
     pub spots: *mut u32,
     /// `[others][chunks + 1]`: tokens that go to each other node.
     pub departing: *mut u32,
@@ -120,7 +120,7 @@ pub struct HtNodesMemory {
     pub own_begins: *mut u32,
     /// `[local ranks]`: the first row of the remote tokens of each, where they are of one rank.
     pub begins: *mut u32,
-    /// `[local ranks][chunks * width + 1]`: rows before each piece, a rank's chunk, by chunk, then rank.
+    /// `[local ranks][chunks * width + 1]`: rows before each piece (a rank's chunk), by chunk, then rank.
     pub piece_starts: *mut u32,
     /// `[local ranks][chunks * width]`: the first row of each piece in the output.
     pub piece_rows: *mut u32,
@@ -137,11 +137,11 @@ pub struct HtNodesMemory {
 pub struct HtRouteNodesParams {
     pub peers: PeerTable,
     pub wait: WaitParams,
-    /// Where things lie in them; here the counts are u64 packets
-    /// `[2][ranks][local_experts + chunks + HT_COUNTS_OF_SOURCE]`, by `bank`.
+    /// Offsets in the windows; here the counts are u64 packets `[2][ranks][local_experts + chunks +
+    /// HT_COUNTS_OF_SOURCE]`, by `bank`.
     pub layout: HtLayout,
     pub nodes: HtNodes,
-    /// What is to be filled.
+    /// Gets filled.
     pub handle: HtNodesMemory,
     /// `[forwarded]`.
     pub forwarded: *const HtForwarded,
@@ -152,12 +152,12 @@ pub struct HtRouteNodesParams {
     pub counter: *mut i32,
     /// `[forwarded][local ranks * local_experts]`, zero except while the kernel runs: rows for each expert.
     pub tally: *mut u32,
-    /// From this rank to itself, like the counts. Not in the window, where peers could change it.
+    /// Like the counts, from this rank to itself. Not in the window, where peers could change it.
     pub own_counts: *mut u64,
     pub max_tokens: u32,
     /// Handles of the group so far, this one included.
     pub epoch: u32,
-    /// Which of the two banks of counts: they alternate from kernel to kernel.
+    /// Which of the two banks of counts to use: they alternate from kernel to kernel.
     pub bank: u32,
     pub verdict: u32,
 }
@@ -170,15 +170,15 @@ pub struct HtRoomNodesParams {
     /// Where ranks tell each other.
     pub packets: HtPackets,
     pub nodes: HtNodes,
-    /// `[ranks][chunks + 1]`: that of the handle.
+    /// `[ranks][chunks + 1]`: the handle's.
     pub received_rows: *const u32,
-    /// `[forwarded - 1]` times the same, from the remote ranks.
+    /// `[forwarded - 1]` times the same, received from the remote ranks.
     pub arrived: *const u32,
-    /// `[ranks]`: the rows of this rank that each keeps, and `HT_ROOM_DROPS`.
+    /// `[ranks]`: how many of this rank's rows each rank keeps, and `HT_ROOM_DROPS`.
     pub told: *mut HtCount,
     /// Rows that each rank has room for.
     pub limit: u32,
-    /// That of `ht_route_nodes`.
+    /// The epoch of `ht_route_nodes`.
     pub epoch: u32,
 }
 
@@ -192,25 +192,25 @@ pub struct HtPlaceParams {
     pub topk_idx: *const i64,
     pub local_experts: u32,
     pub local_ranks: u32,
-    /// Blocks for pieces; the others note homes.
+    /// Blocks for pieces; the others store homes.
     pub piece_blocks: u32,
 }
 
-/// The messages of a stage, one with each rank that takes part, at equal distances.
+/// The messages of a stage, one for each rank that takes part, at equal distances.
 ///
-/// A message is one run of bytes: its tails, from the last one to the first, its header, its rows. Everything is
-/// counted from the first row, so nothing's place depends on how many rows there are.
+/// A message is contiguous: its tails, from the last to the first, its header, its rows. Everything is located relative
+/// to the first row, so no position depends on the number of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct HtMessages {
     /// The first row of the first message, a multiple of 256.
     pub rows: *mut u8,
-    /// From a message's first row to that of the next one.
+    /// Distance between the first rows of consecutive messages.
     pub stride: u64,
-    /// Bytes of a row as it travels, a multiple of 16.
+    /// Bytes of a row in transit, a multiple of 16.
     pub row_bytes: u32,
-    /// Bytes that travel beside each row, a multiple of 16: in dispatch `[top_k]` ids of 8 bytes, then as many weights,
-    /// in combine gradients.
+    /// Bytes that accompany each row, a multiple of 16: in dispatch `[top_k]` ids of 8 bytes, then as many weights; in
+    /// combine gradients.
     pub tail_bytes: u32,
 }
 
@@ -218,12 +218,12 @@ pub struct HtMessages {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct HtHeaderParams {
-    /// For the marks of failures.
+    /// For the failure marks.
     pub wait: WaitParams,
     /// What is sent.
     pub messages: HtMessages,
     pub count: u32,
-    /// The header, without what is known on the device alone.
+    /// The header, without what only the device knows.
     pub header: MessageHeader,
     /// For the epoch, which begins with the first stage.
     pub sequences: *mut HtSequences,
@@ -232,7 +232,7 @@ pub struct HtHeaderParams {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct HtPackParams {
-    /// The headers, and what they are written to: one message for each other node.
+    /// The headers and the messages that get them: one for each other node.
     pub headers: HtHeaderParams,
     pub handle: HtNodesMemory,
     /// `[tokens]` rows.
@@ -241,7 +241,7 @@ pub struct HtPackParams {
     pub topk_idx: *const i64,
     /// `[tokens][top_k]`; likewise.
     pub weights: *const f32,
-    /// Where all tokens travel, and their rows take more bytes than this, these are sent from where they lie.
+    /// If all tokens travel and their rows have more bytes than this, rows are sent in place.
     pub packed_bytes: u64,
     /// Chunks of a rank's tokens.
     pub chunks: u32,
@@ -260,17 +260,17 @@ pub struct HtScaledPackParams {
     pub rows: ScaledRows,
 }
 
-/// A stage of an operation: which part of each pair's rows it has.
+/// A stage of an operation: its part of each pair's rows.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct HtStage {
-    /// `[local ranks]`: rows that go from this rank to each in dispatch, before this stage.
+    /// `[local ranks]`: rows that this rank sends to each in dispatch before this stage.
     pub departures: *const u32,
-    /// The same, up to its end.
+    /// The same, up to the stage's end.
     pub departures_end: *const u32,
-    /// `[local ranks]`: rows that come from each in dispatch, before this stage.
+    /// `[local ranks]`: rows that each sends to this rank in dispatch before this stage.
     pub arrivals: *const u32,
-    /// The same, up to its end.
+    /// The same, up to the stage's end.
     pub arrivals_end: *const u32,
     /// `[local ranks]`: the output's first row from each; NULL: by pieces.
     pub begins: *const u32,
@@ -286,7 +286,7 @@ pub struct HtStage {
     pub total: *const u32,
     /// `[local ranks]`: group rank of each local rank.
     pub locals: *const u32,
-    /// Where the rows of remote tokens are, or sums go; for the own tokens without rows and tails.
+    /// Where the rows of remote tokens are, or their sums go; without rows and tails for own tokens.
     pub messages: HtMessages,
     /// `HtNodesMemory::origins`, of the first token of the stage. NULL: there is one message, with all in order.
     pub origins: *const HtOrigin,
@@ -294,13 +294,13 @@ pub struct HtStage {
     pub starts: *const u32,
     /// `chunks + 1`: the distance between ranks in `starts`.
     pub chunk_ends: u32,
-    /// How many messages have come whose headers are to be read.
+    /// Number of received messages whose headers must be read.
     pub header_count: u32,
     /// These messages.
     pub headers: HtMessages,
-    /// `[header_count]`: the ranks that they are from, as the group numbers them.
+    /// `[header_count]`: the group ranks that sent them.
     pub header_ranks: *const u32,
-    /// The headers as they must be, but for the epoch.
+    /// The expected headers, except for the epoch.
     pub expected: MessageHeader,
 }
 
@@ -338,7 +338,7 @@ pub struct HtPartials {
     /// `chunks + 1`: the distance between nodes in `departing`.
     pub chunk_ends: u32,
     pub others: u32,
-    /// Where this node comes in the sums, or `OWN_NODE_FIRST`.
+    /// The position of this node in the sums, or `OWN_NODE_FIRST`.
     pub own_place: u32,
 }
 

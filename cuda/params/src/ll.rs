@@ -5,32 +5,32 @@ use core::ffi::c_void;
 use crate::common::{PeerTable, RankOnNode, ScaledRows, WaitParams};
 
 pub const LL_MAX_TOP_K: u32 = 32;
-/// Packets by which a rank notifies each other, besides the one for each local expert.
+/// Packets with which a rank notifies each other rank, besides one per local expert.
 pub const LL_COUNTS_BESIDE_EXPERTS: u32 = 3;
 /// Channels of operations, each with its own epochs: one for whole operations, two for staged ones.
 pub const LL_CHANNELS: u32 = 3;
 /// The channel of whole operations; staged ones have the others.
 pub const LL_WHOLE_CHANNEL: u32 = 0;
-/// Banks: the channel of whole operations alternates between 0 and 1; staged channel c owns bank c + 1.
+/// Banks: the channel of whole operations alternates between 0 and 1; staged channel c has bank c + 1.
 pub const LL_BANKS: u32 = 4;
 /// Most ranks of a group over several nodes.
 pub const LL_MAX_RANKS: usize = 1024;
 /// Threads of an `ll_topk_weights` block, a warp per token.
 pub const LL_TOPK_WEIGHTS_THREADS: u32 = 128;
 /// Bits of an entry packet for the entry's index among the rows that its source sends to the expert (rank-major: to the
-/// rank); those above hold the local expert.
+/// rank); the bits above hold the local expert.
 pub const LL_INDEX_BITS: u32 = 20;
 /// Most threads of a dispatch block, in whole warps.
 pub const LL_DISPATCH_THREADS: u32 = 512;
-/// The same of rows without scales on one node, which needs fewer registers.
+/// The same for rows without scales on one node, which take fewer registers.
 pub const LL_PLAIN_DISPATCH_THREADS: u32 = 1024;
 /// Most threads of a dispatch block of few tokens; with more it would have fewer registers than it needs.
 pub const LL_FEW_DISPATCH_THREADS: u32 = 768;
 /// The same of a combine.
 pub const LL_FEW_COMBINE_THREADS: u32 = 512;
-/// Most ids of a token in such a dispatch, as each has a lane of a warp and one lane is left.
+/// Most ids of a token in such a dispatch: one lane each, with one lane left over.
 pub const LL_FEW_TOP_K: u32 = 31;
-/// Most static shared memory of a dispatch block, without the words for each of `LL_MAX_RANKS` over several nodes.
+/// Most static shared memory of a dispatch block, except for the words per rank (`LL_MAX_RANKS`) over several nodes.
 pub const LL_STATIC_SHARED_BYTES: u32 = 1024;
 /// Most threads of a combine block, in whole warps.
 pub const LL_COMBINE_THREADS: u32 = 768;
@@ -38,25 +38,25 @@ pub const LL_COMBINE_THREADS: u32 = 768;
 pub const LL_COMBINE_QUEUE_THREADS: u32 = 512;
 /// The same of one in exact mode or over several nodes, which needs more registers.
 pub const LL_COMBINE_MANY_THREADS: u32 = 384;
-/// Most 16-byte accesses per lane in a chunk of a row with scales, and of these. In one without a lane has one.
+/// Most 16-byte accesses per lane to the payload, and to the scales, of a chunk with scales; without, a lane has one.
 pub const LL_SCALED_CHUNK_VECS: u32 = 4;
-/// A word of a bank's row that has not arrived; all are so at first.
+/// Word of a bank's row that has not arrived; initially all are this.
 pub const LL_SENTINEL: u32 = 0xffe7_ff93;
 
-/// The phases of an operation that a launch runs. The single ones are bits of the others.
+/// The phases of an operation that a launch runs. Single phases are bits of the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum LlPhase {
-    /// This rank's own rows go out.
+    /// Sends this rank's own rows.
     Send = 1,
-    /// What comes is received.
+    /// Receives what arrives.
     Receive = 2,
     /// A whole operation on one node.
     SendReceive = 3,
-    /// What a rank does for the others that it forwards for. A dispatch sends their rows to the peers, a combine sums what the
-    /// peers return for them.
+    /// What a rank does for the ranks that it forwards for: a dispatch sends their rows to the peers, a combine sums
+    /// what the peers return for them.
     Relay = 4,
-    /// All that comes before the exchange of a combine's sums.
+    /// Everything before the exchange of a combine's sums.
     SendRelay = 5,
     /// A whole dispatch over several nodes.
     All = 7,
@@ -88,16 +88,16 @@ pub struct LlShape {
     pub max_tokens: u32,
     pub tokens: u32,
     pub top_k: u32,
-    /// Bytes per row, as it travels: with its scales.
+    /// Bytes per row in transit, with its scales.
     pub row_bytes: u32,
-    /// Bytes from a row of a bank to the next.
+    /// Distance between rows of a bank.
     pub slot_bytes: u32,
-    /// A row travels in `chunks` chunks of `chunk_bytes` (the last may be shorter), one warp each. Scales travel in addition:
+    /// A row travels in `chunks` chunks of `chunk_bytes` (the last may be shorter), one warp each, plus scales:
     /// `ScaledRows::scale_chunk_bytes`.
     pub chunk_bytes: u32,
     pub chunks: u32,
-    /// Flags of a row of a bank, one for each access of a lane to the payload of its chunks: as many on all ranks, however
-    /// they cut it.
+    /// Flags of a bank's row, one per access of a lane to the payload of its chunks: equally many on all ranks,
+    /// whatever the cut.
     pub flags: u32,
     /// For divisions by the ranks of the group; see `reciprocal`.
     pub ranks_reciprocal: u32,
@@ -111,28 +111,28 @@ pub struct LlShape {
     pub chunks_reciprocal: u32,
 }
 
-/// 2^32 divided by `divisor`, rounded down. With it kernels divide by a product and one step of correction, in a
-/// quarter of the code of a division.
+/// 2^32 / `divisor`, rounded down. With it kernels divide by a multiplication and one correction, in a quarter of the
+/// code of a division.
 pub fn reciprocal(divisor: u32) -> u32 {
     let quotient = (1 << 32) / u64::from(divisor.max(1));
     u32::try_from(quotient).unwrap_or(u32::MAX)
 }
 
-/// Device memory of an LL handle: what dispatch leaves for combine.
+/// Device memory of an LL handle: what a dispatch stores for combines.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct LlHandleMemory {
     /// `[sources][max_tokens][top_k]`: the expert of each entry of this rank, and of those that it forwards for; negative
     /// if it names none.
     pub expert_of: *mut i32,
-    /// `[ranks][max_tokens][top_k]`: output row of each entry that came here, negative if none. Rank-major: of each token,
-    /// at its first entry.
+    /// `[ranks][max_tokens][top_k]`: output row of each entry that arrived here, negative if none. Rank-major: that of
+    /// each token, at its first entry.
     pub row_of: *mut i32,
     /// `[ranks + 1]`: tokens of each rank, then the epoch of the last dispatch if it filled a bank of views, else 0.
     pub tokens_of: *mut u32,
 }
 
-/// Device memory of a group, one per channel, zero at first.
+/// Device memory of a group, one per channel, initially zero.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct LlChannelState {
@@ -162,17 +162,17 @@ pub struct LlCommon {
     pub phases: LlPhase,
     /// What all ranks must agree on in an operation; opaque to the kernels.
     pub fingerprint: u32,
-    /// The scales of the rows, as opaque; 0 without.
+    /// The same for the scales of rows; 0 without.
     pub scales_word: u32,
     /// The first `send_blocks` of the grid send rows ...
     pub send_blocks: u32,
-    /// ... and the last `receive_blocks` do all else; they may overlap and leave none out. Of few tokens, those between
-    /// tell the peers.
+    /// ... and the last `receive_blocks` do everything else. They may overlap and together cover the grid, except in
+    /// kernels for few tokens, where those in between notify the peers.
     pub receive_blocks: u32,
 }
 
-/// What an operation over several nodes needs beside `LlCommon`; sources, the ranks that this one
-/// forwards for, are numbered from 0, itself.
+/// What an operation over several nodes needs besides `LlCommon`. Sources are the ranks that this one forwards for,
+/// itself being number 0.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct LlNodes {
@@ -184,13 +184,13 @@ pub struct LlNodes {
     pub rank_of_source: *const u32,
     /// `[nodes - 1]`, by distance from 1 on.
     pub rail_peers: *const u32,
-    /// `[sources - 1]` messages of rows, `rows_stride` apart. In a dispatch each came from a source: a header, its rows,
-    /// its ids, rank-major its weights. In a combine each goes to a source: a header, and what this node gives for its tokens.
+    /// `[sources - 1]` messages of rows, `rows_stride` apart. In a dispatch, from each source: a header, its rows, its ids,
+    /// rank-major its weights. In a combine, to each source: a header, and this node's sums for its tokens.
     pub rows: *mut u8,
-    /// `[sources - 1]` messages of a combine, `weights_stride` apart: a header, and with which weight each entry of the
-    /// source takes part.
+    /// `[sources - 1]` messages of a combine, `weights_stride` apart: a header, and the weight with which each entry of
+    /// the source takes part.
     pub weights: *const u8,
-    /// `[nodes - 1]` messages by distance from 1 on, `rows_stride` apart: a header, and what that node gives for this
+    /// `[nodes - 1]` messages by distance from 1 on, `rows_stride` apart: a header, and that node's sums for this
     /// rank's tokens.
     pub returned: *const u8,
     pub rows_stride: u64,
@@ -199,13 +199,13 @@ pub struct LlNodes {
     pub rank: u32,
     /// Ranks that this one forwards for, itself included.
     pub sources: u32,
-    /// Most tokens of the sources from 1 on.
+    /// The most tokens of sources 1 and up.
     pub most_tokens: u32,
-    /// The handle, which the headers should name.
+    /// The handle that the headers must name.
     pub handle: u32,
-    /// Other nodes than this one.
+    /// Number of other nodes.
     pub other_nodes: u32,
-    /// In a combine, where this node comes in the sums of this rank's tokens, or `OWN_NODE_FIRST`.
+    /// In a combine, the position of this node in the sums of this rank's tokens, or `OWN_NODE_FIRST`.
     pub own_place: u32,
 }
 
@@ -217,15 +217,15 @@ pub struct LlDispatchParams {
     pub tokens: *const u8,
     /// `[tokens][top_k]`.
     pub topk_idx: *const i64,
-    /// `[local_experts][ranks * max_tokens]` rows; NULL to receive and throw away.
+    /// `[local_experts][ranks * max_tokens]` rows; NULL to discard what is received.
     pub out: *mut u8,
     /// `[local_experts]`, or NULL.
     pub counter: *mut i32,
-    /// `[ranks]`, or NULL: the nanoseconds that the rank has waited for each source are added.
+    /// `[ranks]`, or NULL: gets the nanoseconds of waiting for each source added.
     pub waits: *mut u64,
     /// The first `notify_blocks` of the receiving blocks notify the peers of what comes.
     pub notify_blocks: u32,
-    /// Of kernels for few tokens: how many of them, behind the first one, serve ranks with more tokens than this one.
+    /// In kernels for few tokens: how many receiving blocks after the first serve ranks with more tokens than this one.
     pub serve_blocks: u32,
 }
 
@@ -236,13 +236,13 @@ pub struct LlCombineParams {
     pub common: LlCommon,
     /// `[local_experts][ranks * max_tokens]` rows; rank-major `[ranks][max_tokens]`.
     pub rows: *const u8,
-    /// `[tokens][top_k]`: ids that name no expert any more are masked.
+    /// `[tokens][top_k]`: ids that no longer name an expert are masked.
     pub topk_idx: *const i64,
-    /// `[tokens][top_k]`; NULL rank-major and, as `out`, to receive and throw away.
+    /// `[tokens][top_k]`; NULL rank-major and, like `out`, to discard what is received.
     pub weights: *const f32,
     /// `[tokens]` rows.
     pub out: *mut u8,
-    /// `[ranks]`, or NULL: the nanoseconds that the rank has waited for each are added.
+    /// `[ranks]`, or NULL: gets the nanoseconds of waiting for each rank added.
     pub waits: *mut u64,
 }
 
@@ -267,23 +267,23 @@ pub struct LlScaledDispatchParams {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct LlScaledDispatchNodesParams {
-    /// As without scales, but `tokens` are rows with scales as they travel.
+    /// As without scales, but `tokens` are rows with scales in wire form.
     pub dispatch: LlDispatchParams,
     pub nodes: LlNodes,
     pub rows: ScaledRows,
 }
 
-/// What a rank-major dispatch sends beside its rows, and where it comes.
+/// What a rank-major dispatch sends beside its rows, and where it arrives.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct LlBeside {
     /// `[tokens][top_k]`: the weights of this rank's tokens.
     pub weights: *const f32,
-    /// `[ranks][max_tokens][top_k]`: ids, -1 elsewhere and in rows that hold nothing.
+    /// `[ranks][max_tokens][top_k]`: ids, -1 for experts elsewhere and in unused rows.
     pub out_ids: *mut c_void,
     /// `[ranks][max_tokens][top_k]`.
     pub out_weights: *mut f32,
-    /// The number of this rank's first expert among the ids.
+    /// The first local expert's number in these ids.
     pub first_id: u32,
     /// Not zero if ids have 32 bits, not 64.
     pub has_narrow_ids: u32,
@@ -319,7 +319,7 @@ pub struct LlRankDispatchNodesParams {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct LlRankScaledDispatchNodesParams {
-    /// As without scales, but `tokens` are rows with scales as they travel.
+    /// As without scales, but `tokens` are rows with scales in wire form.
     pub dispatch: LlRankDispatchParams,
     pub nodes: LlNodes,
     pub rows: ScaledRows,

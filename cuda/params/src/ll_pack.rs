@@ -11,7 +11,7 @@ pub const LL_PACK_THREADS: u32 = 512;
 pub struct LlPackParams {
     /// The message's header, without the epoch.
     pub header: MessageHeader,
-    /// The operation's channel, before the operation.
+    /// The state of the operation's channel, as before the operation.
     pub channel_state: *const LlChannelState,
     /// `[tokens]` rows.
     pub rows: *const u8,
@@ -41,6 +41,6 @@ pub struct LlScaledPackParams {
     /// As without scales.
     pub pack: LlPackParams,
     pub rows: ScaledRows,
-    /// How rows are cut into chunks; this rank's tokens.
+    /// The cut of rows into chunks, and this rank's number of tokens.
     pub shape: LlShape,
 }

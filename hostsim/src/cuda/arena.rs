@@ -1,4 +1,4 @@
-//! One allocation: an own mapping with poison inside and inaccessible pages on both sides.
+//! One allocation: a separate mapping with poison inside and inaccessible pages on both sides.
 //!
 //! The block's end is pushed against the rear guard page as far as 256-byte alignment permits, so that a write past the
 //! end faults at once; the few bytes of padding keep the poison, which is checked when the block is freed.
@@ -13,7 +13,7 @@ use std::ptr;
 
 /// What fresh memory is filled with: a value that is no plausible index, size or float.
 pub(crate) const POISON: u8 = 0xCB;
-/// From this size on a block has huge pages, if the system likes.
+/// Blocks of at least this size get huge pages, if the system agrees.
 const LARGE: usize = 4 << 20;
 /// Alignment of every allocation, as `cudaMalloc` promises.
 pub(crate) const ALIGNMENT: usize = 256;
@@ -24,23 +24,23 @@ pub(crate) struct Region {
     mapped: usize,
     block: usize,
     size: usize,
-    /// Has the pages if others may map them.
+    /// Contains the pages, if others may map them.
     file: Option<File>,
 }
 
-/// How another process maps a block: a memory file of a sealed length, whose last page no block uses.
+/// How another process maps a block: a memory file with a sealed length, whose last page no block uses.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Share {
     /// Valid as long as the block lives.
     pub(crate) file: RawFd,
     /// Its length, without the last page.
     pub(crate) length: usize,
-    /// Where in it the block begins.
+    /// The block's offset in the file.
     pub(crate) offset: usize,
 }
 
 impl Region {
-    /// Maps a poisoned block of `size` bytes; nothing when the system has no room for it.
+    /// Maps a poisoned block of `size` bytes; `None` if the system has no room for it.
     pub(crate) fn map(size: usize) -> Option<Self> {
         let page = page_size();
         let padded = size.checked_next_multiple_of(ALIGNMENT)?;
@@ -61,7 +61,7 @@ impl Region {
         if opened != 0 {
             return None;
         }
-        // Instead of a fault for each page, which would take longer than the poison; not every system does it.
+        // Avoids a page fault per page, which would take longer than the poisoning; not every system supports it.
         let advice = if inner < LARGE { libc::MADV_POPULATE_WRITE } else { libc::MADV_HUGEPAGE };
         // SAFETY: the inner pages are writable now and belong to this region alone.
         unsafe {
@@ -71,7 +71,7 @@ impl Region {
         Some(region)
     }
 
-    /// Moves the pages into a memory file that takes their place, once; nothing when the system refuses. Nobody may write
+    /// Moves the pages into a memory file that takes their place, once; `None` if the system refuses. Nobody may write
     /// there meanwhile.
     pub(crate) fn share(&mut self) -> Option<Share> {
         let page = page_size();
@@ -91,7 +91,7 @@ impl Region {
         (self.mapping..self.mapping + self.mapped).contains(&address)
     }
 
-    /// Whether the bytes around the block still hold the poison, that is, nobody wrote them.
+    /// Whether the bytes around the block still hold the poison: nobody wrote there.
     pub(crate) fn surroundings_intact(&self) -> bool {
         let page = page_size();
         let end = self.mapping + self.mapped - page;
@@ -129,7 +129,7 @@ impl Drop for Region {
     }
 }
 
-/// A file that has `length` bytes at `begin`, whole pages of a mapping, and takes their place.
+/// A file with the `length` bytes at `begin`, whole pages of a mapping; takes their place.
 fn into_file(begin: usize, length: usize) -> Option<File> {
     let file = memfd_create("ncclep_hostsim", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING);
     let mut file = File::from(file.ok()?);

@@ -1,8 +1,8 @@
 //! Entry points for the capture of streams into graphs, and for graphs.
 //!
-//! A capture needs work that can run more than once. `libnccl_ep`'s host backend gives streams host
-//! functions that run once, so captures are `cudaErrorNotSupported` until [`ncclEpHostsimAllowGraphs`] is
-//! called; programs fall back to plain launches.
+//! A capture needs work that can run more than once. `libnccl_ep`'s host backend enqueues host functions that run once,
+//! so captures are `cudaErrorNotSupported` until [`ncclEpHostsimAllowGraphs`] is called; programs fall back to plain
+//! launches.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_ulonglong, c_void};
@@ -21,7 +21,7 @@ pub type cudaGraphExec_t = *mut c_void;
 static GRAPHS: Handles<Graph> = Handles::new(0x5500_0000_0000);
 static EXECUTABLES: Handles<Executable> = Handles::new(0x5600_0000_0000);
 
-/// Lets streams be captured, from now on and in this process: all their work can be replayed.
+/// Allows captures from now on in this process: all work of its streams can be replayed.
 // SAFETY: the name is this project's own and is defined once in the process.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclEpHostsimAllowGraphs() {
@@ -33,8 +33,8 @@ pub extern "C" fn cudaStreamIsCapturing(stream: cudaStream_t, status: Option<&mu
     boundary(|| tell_capture(stream, status, None))
 }
 
-/// Whether a stream is being captured, and the capture's number if it is. What else CUDA's function
-/// tells, nobody asks for.
+/// Whether a stream is being captured, and if so the capture's number. CUDA's function reports more, which nobody here
+/// needs.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclEpHostsimCapture(
     stream: cudaStream_t,
@@ -44,7 +44,7 @@ pub extern "C" fn ncclEpHostsimCapture(
     boundary(|| tell_capture(stream, status, number))
 }
 
-/// For a question that a captured stream must not be asked: an error then, and the capture is invalid.
+/// Called for a query that is not allowed on a captured stream: an error then, and the capture is invalidated.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclEpHostsimRefuseCapture(stream: cudaStream_t) -> cudaError_t {
     boundary(|| {
@@ -54,8 +54,8 @@ pub extern "C" fn ncclEpHostsimRefuseCapture(stream: cudaStream_t) -> cudaError_
     })
 }
 
-/// Calls `release` with `data` when the graph that the capture of this number becomes is destroyed, and all that was
-/// made of it. Nothing if there is no such capture.
+/// Calls `release` with `data` once the graph that this capture becomes, and everything made from it, is destroyed.
+/// Does nothing if there is no such capture.
 ///
 /// # Safety
 /// `release` may be called once with `data`, from any thread.
@@ -84,7 +84,7 @@ pub extern "C" fn cudaStreamBeginCapture(stream: cudaStream_t, mode: c_int) -> c
     })
 }
 
-/// Ends the capture that began at a stream; the graph becomes NULL if it is invalid.
+/// Ends the capture that began on a stream; the graph is NULL if the capture is invalid.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaStreamEndCapture(stream: cudaStream_t, graph: Option<&mut cudaGraph_t>) -> cudaError_t {
     boundary(|| {
@@ -98,7 +98,7 @@ pub extern "C" fn cudaStreamEndCapture(stream: cudaStream_t, graph: Option<&mut 
     })
 }
 
-/// Sets how the calling thread minds captures, and gives how it did before.
+/// Sets the calling thread's capture mode; returns the previous one.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaThreadExchangeStreamCaptureMode(mode: Option<&mut c_int>) -> cudaError_t {
     boundary(|| {
@@ -132,13 +132,13 @@ pub extern "C" fn cudaGraphLaunch(executable: cudaGraphExec_t, stream: cudaStrea
     })
 }
 
-/// Ends a graph; what was made of it stays.
+/// Destroys a graph; executables made from it stay.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaGraphDestroy(graph: cudaGraph_t) -> cudaError_t {
     boundary(|| remove(&GRAPHS, graph))
 }
 
-/// Ends an executable graph; launches under way still run.
+/// Destroys an executable graph; launches under way still run.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaGraphExecDestroy(executable: cudaGraphExec_t) -> cudaError_t {
     boundary(|| remove(&EXECUTABLES, executable))
@@ -161,12 +161,12 @@ fn tell_capture(
     status: Option<&mut c_int>,
     number: Option<&mut c_ulonglong>,
 ) -> Result<(), CudaError> {
-    // By the numbers of `cudaStreamCaptureStatus`.
+    // The values of `cudaStreamCaptureStatus`.
     const NONE: c_int = 0;
     const ACTIVE: c_int = 1;
     const INVALIDATED: c_int = 2;
     let stream = resolve(stream)?;
-    // Unlike other calls this one leaves the capture as it is.
+    // Unlike other calls this one does not invalidate the capture.
     if recording::is_behind_a_capture(&stream) {
         return Err(CudaError::StreamCaptureImplicit);
     }

@@ -37,7 +37,7 @@ struct Copy {
 
 impl Copy {
     fn check(to: *mut c_void, from: *const c_void, len: usize, kind: CopyKind) -> Result<Self, CudaError> {
-        // In the order of the numbers: host to host, to device, from device, between devices, any.
+        // By the number of the kind: host to host, to device, from device, between devices, any.
         let (from_wanted, to_wanted) = match kind {
             0 => (Some(false), Some(false)),
             1 => (Some(false), Some(true)),
@@ -60,7 +60,7 @@ impl Copy {
         }
     }
 
-    /// The same copy from a private image of the source as it is now.
+    /// The same copy, from a snapshot of the source.
     fn staged_job(self) -> impl Fn() -> Result<(), CudaError> {
         // SAFETY: the caller passes a source of `len` readable bytes.
         let image = unsafe { std::slice::from_raw_parts(self.from as *const u8, self.len) }.to_vec();

@@ -1,7 +1,7 @@
 //! Devices: a legacy default stream and the streams created on it.
 //!
-//! All devices share the machine's memory and processors. They exist so that programs which pick
-//! a device per rank behave as they do on GPUs, also with several ranks in one process.
+//! All devices share the machine's memory and processors. They exist so that programs that pick a device per rank
+//! behave as they do on GPUs, even with several ranks in one process.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
@@ -14,7 +14,7 @@ use parking_lot::{Mutex, RwLock};
 use super::error::{CudaError, boundary, cudaError_t, store};
 use super::queue::{Job, Kind, Stream, Ticket, refuse_on_worker};
 
-/// CUDA version that the stand-ins present, in CUDA's own encoding.
+/// The CUDA version that the stand-ins report, in CUDA's encoding.
 const CUDA_VERSION: c_int = 13000;
 const DEFAULT_DEVICES: usize = 16;
 const MAX_DEVICES: usize = 1024;
@@ -23,7 +23,7 @@ const MAX_DEVICES: usize = 1024;
 pub(crate) struct Device {
     pub(crate) index: usize,
     streams: Mutex<Streams>,
-    /// Held for writing by a call that waits for the whole device; calls that enqueue wait for it, as in CUDA's driver.
+    /// Write-locked by a call that synchronizes the device; calls that enqueue wait for it, as in CUDA's driver.
     calls: RwLock<()>,
     /// How often the device was reset.
     pub(crate) resets: AtomicU64,
@@ -57,14 +57,14 @@ impl Device {
     }
 
     /// Submits work to a stream of this device, after the given tickets and in the order that the legacy default stream
-    /// demands. One lock over all streams of the device makes "submitted before" the same for everyone.
+    /// requires. One lock for all streams of the device defines a common order of submission.
     pub(crate) fn submit(&self, stream: &Arc<Stream>, after: Vec<Ticket>, job: Job) -> Result<Ticket, CudaError> {
         refuse_on_worker()?;
         self.take_turn();
         self.submit_in_turn(stream, after, job)
     }
 
-    /// The same behind [`Device::take_turn`].
+    /// The same after [`Device::take_turn`].
     pub(crate) fn submit_in_turn(
         &self,
         stream: &Arc<Stream>,
@@ -90,7 +90,7 @@ impl Device {
         self.streams().iter().map(Stream::drain).fold(Ok(()), Result::and)
     }
 
-    /// Waits for all streams as a call that frees: those that enqueue or end streams wait meanwhile.
+    /// Synchronizes the device like a call that frees: calls that enqueue or destroy streams wait meanwhile.
     pub(crate) fn come_to_rest(&self) -> Result<(), CudaError> {
         refuse_on_worker()?;
         let _alone = self.calls.write();
@@ -99,7 +99,7 @@ impl Device {
         Ok(())
     }
 
-    /// Waits until no call waits for the whole device.
+    /// Waits until no call is synchronizing the device.
     pub(crate) fn take_turn(&self) {
         drop(self.calls.read());
     }
@@ -109,7 +109,7 @@ impl Device {
         streams.created.iter().chain(&streams.legacy).cloned().collect()
     }
 
-    /// Ends all streams of the device, the legacy default stream as well.
+    /// Closes all streams of the device, including the legacy default stream.
     pub(crate) fn close_streams(&self) {
         let gone = std::mem::take(&mut *self.streams.lock());
         gone.created.iter().chain(&gone.legacy).for_each(|stream| stream.close());
@@ -121,7 +121,7 @@ pub(crate) fn submit(stream: &Arc<Stream>, after: Vec<Ticket>, job: Job) -> Resu
     device(stream.device)?.submit(stream, after, job)
 }
 
-/// The device with an index.
+/// The device with this index.
 pub(crate) fn device(index: usize) -> Result<&'static Device, CudaError> {
     devices().get(index).ok_or(CudaError::InvalidDevice)
 }
@@ -187,8 +187,8 @@ pub extern "C" fn cudaDriverGetVersion(version: Option<&mut c_int>) -> cudaError
     boundary(|| store(version, CUDA_VERSION))
 }
 
-/// A property of a device; the numbers are those of a plausible recent GPU, so that code which
-/// sizes launches by them takes its usual path.
+/// A property of a device, with the values of a plausible recent GPU, so that code that sizes launches by them takes
+/// its usual path.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaDeviceGetAttribute(value: Option<&mut c_int>, attribute: c_int, index: c_int) -> cudaError_t {
     boundary(|| {
@@ -199,7 +199,7 @@ pub extern "C" fn cudaDeviceGetAttribute(value: Option<&mut c_int>, attribute: c
     })
 }
 
-/// Values by the numbers of `cudaDeviceAttr`.
+/// Values of `cudaDeviceAttr`.
 fn attribute_value(attribute: c_int, device: usize) -> Option<c_int> {
     Some(match attribute {
         1..=3 => 1024,             // MaxThreadsPerBlock, MaxBlockDimX, MaxBlockDimY

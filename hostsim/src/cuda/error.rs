@@ -64,11 +64,11 @@ cuda_errors! {
 
 thread_local! {
     static LAST: Cell<cudaError_t> = const { Cell::new(CUDA_SUCCESS) };
-    /// What it was before the last failure.
+    /// The last error before the most recent failure.
     static BEFORE: Cell<cudaError_t> = const { Cell::new(CUDA_SUCCESS) };
 }
 
-/// Turns a result into the number for C and keeps a failure as the thread's last error.
+/// Turns a result into the number for C, and records a failure as the thread's last error.
 pub(crate) fn record(result: Result<(), CudaError>) -> cudaError_t {
     match result {
         Ok(()) => CUDA_SUCCESS,
@@ -79,8 +79,8 @@ pub(crate) fn record(result: Result<(), CudaError>) -> cudaError_t {
     }
 }
 
-/// Runs the body of one entry point: refuses where a GPU is and in a forked process, keeps panics from unwinding into C,
-/// and records a failure as the thread's last error.
+/// Runs the body of an entry point: refuses in the presence of a GPU and in a forked process, keeps panics from
+/// unwinding into C, and records a failure as the thread's last error.
 pub(crate) fn boundary(body: impl FnOnce() -> Result<(), CudaError>) -> cudaError_t {
     let result = if presence::is_child() {
         Err(CudaError::InitializationError)
@@ -109,8 +109,8 @@ pub extern "C" fn cudaPeekAtLastError() -> cudaError_t {
     LAST.get()
 }
 
-/// Forgets that the thread's last call has failed: the failure before it is the last one again. For callers that
-/// stand for something without such a memory.
+/// Forgets the failure of the thread's last call: the previous one is the last error again. For callers that emulate
+/// something without such a record.
 // SAFETY: the name is this project's own and is defined once in the process.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclEpHostsimForgetFailure() {

@@ -45,7 +45,7 @@ fn find(event: cudaEvent_t) -> Result<Arc<Event>, CudaError> {
     EVENTS.get(event as usize).ok_or(CudaError::InvalidResourceHandle)
 }
 
-/// An event's latest record for a question about it; nothing if it was never recorded.
+/// An event's latest record, for a query; `None` if it was never recorded.
 fn latest(event: cudaEvent_t) -> Result<Option<Record>, CudaError> {
     let mark = find(event)?.latest.lock().clone();
     match mark {
@@ -55,7 +55,7 @@ fn latest(event: cudaEvent_t) -> Result<Option<Record>, CudaError> {
     }
 }
 
-/// Ends the life of all events of a device.
+/// Invalidates all events of a device.
 pub(crate) fn forget(index: usize) {
     EVENTS.remove_if(|event| event.device == index);
 }
@@ -150,7 +150,7 @@ pub extern "C" fn cudaEventElapsedTime(
     })
 }
 
-/// Ends an event; waits for it that were already submitted still hold.
+/// Destroys an event; waits for it that were already submitted still hold.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaEventDestroy(event: cudaEvent_t) -> cudaError_t {
     boundary(|| {

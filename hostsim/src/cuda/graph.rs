@@ -1,7 +1,7 @@
 //! What a capture becomes: pieces of work in lanes, with the order between them, and its replays.
 //!
-//! Each captured stream has a lane, and each lane of an executable graph a stream of its own. So
-//! work of different lanes runs at the same time in every replay, unless the capture ordered it.
+//! Each captured stream has a lane, and each lane of an executable graph a stream. So work of different lanes runs
+//! concurrently in every replay, unless the capture ordered it.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ pub(crate) type Nodes = BTreeSet<usize>;
 /// One piece of work.
 pub(crate) struct Node {
     pub(crate) lane: usize,
-    /// All have smaller numbers.
+    /// All predecessors have smaller numbers.
     pub(crate) after: Nodes,
     pub(crate) submit: Submit,
 }
@@ -35,7 +35,7 @@ pub(crate) struct Graph {
     pub(crate) owned: Vec<Owned>,
 }
 
-/// Something that a graph owns: called when nothing is left of the graph.
+/// Something that a graph owns; called when the graph and everything made from it are gone.
 pub(crate) struct Owned(pub(crate) Box<dyn Fn() + Send + Sync>);
 
 impl Drop for Owned {
@@ -56,7 +56,7 @@ impl Graph {
         reached.len() == self.nodes.len()
     }
 
-    /// The pieces of work that nothing comes after.
+    /// The pieces of work without successors.
     fn last(&self) -> Nodes {
         let mut last: Nodes = (0..self.nodes.len()).collect();
         for node in &self.nodes {
@@ -80,7 +80,7 @@ impl Executable {
         Ok(Self { lanes: lanes.collect::<Result<_, _>>()?, graph, end: Mutex::default() })
     }
 
-    /// Submits all work behind that of `stream`, whose further work comes behind it.
+    /// Submits all work behind that of `stream`; later work of `stream` runs after it.
     pub(crate) fn launch(&self, stream: &Arc<Stream>) -> Result<(), CudaError> {
         let mut end = self.end.lock();
         let begin = device::submit(stream, end.iter().cloned().collect(), Box::new(|| Ok(())))?;

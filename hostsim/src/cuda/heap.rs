@@ -1,7 +1,7 @@
-//! The register of all live allocations of device memory and pinned host memory.
+//! The registry of all live allocations of device memory and pinned host memory.
 //!
-//! It answers what a pointer is, which is how copies with a wrong direction, stale pointers and
-//! ranges past the end are refused before they do damage.
+//! It knows what a pointer is, so copies with a wrong direction, stale pointers and ranges past the end are refused
+//! before they do damage.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::OnceLock;
@@ -40,7 +40,7 @@ pub(crate) enum Range {
 struct Block {
     size: usize,
     memory: Memory,
-    /// `None` for pages of the program's own that it has registered.
+    /// `None` for the program's own pages that it has registered.
     region: Option<Region>,
 }
 
@@ -51,7 +51,7 @@ struct Heap {
 
 static HEAP: Mutex<Heap> = Mutex::new(Heap { live: BTreeMap::new(), freed: VecDeque::new() });
 
-/// Bytes that the machine had left, and has in total, when the process asked first.
+/// Bytes that were available, and total bytes, at the process's first query.
 static CAPACITY: OnceLock<(usize, usize)> = OnceLock::new();
 
 /// Allocates; zero bytes give the address 0.
@@ -69,7 +69,7 @@ pub(crate) fn allocate(size: usize, memory: Memory) -> Result<usize, CudaError> 
     Ok(address)
 }
 
-/// Takes pages of the program's own as pinned memory of a device, until they are released or the device is reset.
+/// Registers the program's own pages as pinned memory of a device, until they are released or the device is reset.
 pub(crate) fn register(address: usize, size: usize, device: usize) -> Result<(), CudaError> {
     let memory = Memory::Pinned(device);
     let mut heap = HEAP.lock();
@@ -93,7 +93,7 @@ pub(crate) fn starts_at(address: usize) -> Option<Memory> {
     HEAP.lock().live.get(&address).map(|block| block.memory)
 }
 
-/// The block of device memory that has an address: where it begins, and its size.
+/// The block of device memory that contains an address: its begin and size.
 pub(crate) fn block_of(address: usize) -> Option<(usize, usize)> {
     let heap = HEAP.lock();
     let (begin, block) = heap.live.range(..=address).next_back()?;
@@ -132,7 +132,7 @@ pub(crate) fn release_device(device: usize) {
         owned.map(|(address, _)| *address).collect()
     };
     for address in addresses {
-        // Damage is reported by `release` itself; a reset has nobody else to tell.
+        // `release` itself reports damage; a reset has nobody else to tell.
         let _ = release(address);
     }
 }
@@ -154,8 +154,8 @@ pub(crate) fn classify(address: usize, len: usize) -> Range {
     if heap.freed.iter().any(|region| region.covers(address)) { Range::Invalid } else { Range::Pageable }
 }
 
-/// Bytes that `device` has left and bytes in total, as if it had the machine's memory for itself: what one process
-/// allocates does not show in another, so that differences are exact.
+/// Bytes available on `device`, and total bytes, as if it had the machine's memory for itself: allocations of other
+/// processes do not show, so that differences are exact.
 pub(crate) fn device_info(device: usize) -> (usize, usize) {
     let (capacity, total) = *CAPACITY.get_or_init(memory_info);
     let heap = HEAP.lock();
@@ -173,12 +173,12 @@ pub(crate) fn memory_info() -> (usize, usize) {
 fn meminfo_field(text: &str, name: &str) -> usize {
     let value = text.lines().find_map(|line| line.strip_prefix(name));
     let kilobytes = value.and_then(|rest| rest.split_whitespace().next()?.parse::<usize>().ok());
-    // A machine that does not say must not make every allocation fail.
+    // If the machine does not say, allocations must not all fail.
     kilobytes.map_or(usize::MAX, |kilobytes| kilobytes << 10)
 }
 
 impl Memory {
-    /// The device that was current when the memory was made.
+    /// The device that was current when the memory was allocated.
     pub(crate) fn device(self) -> usize {
         match self {
             Self::Device(device) | Self::Pinned(device) => device,

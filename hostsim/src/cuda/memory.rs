@@ -9,7 +9,7 @@ use super::heap::{self, Memory, Range};
 use super::recording;
 use super::stream::{cudaStream_t, resolve};
 
-/// Those of pinned memory.
+/// Flags of pinned memory.
 const KNOWN_FLAGS: c_uint = 0x7;
 
 /// Allocates device memory: poisoned, 256-byte aligned, guarded. Zero bytes give NULL.
@@ -24,7 +24,7 @@ pub extern "C" fn cudaFree(pointer: *mut c_void) -> cudaError_t {
     boundary(|| release(pointer, |memory, _| matches!(memory, Memory::Device(_))))
 }
 
-/// Frees device memory when the stream comes to it, and waits for nothing. Captures do not take it here.
+/// Frees device memory in stream order, without waiting for anything. Not allowed during capture here.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaFreeAsync(pointer: *mut c_void, stream: cudaStream_t) -> cudaError_t {
     boundary(|| {
@@ -36,7 +36,7 @@ pub extern "C" fn cudaFreeAsync(pointer: *mut c_void, stream: cudaStream_t) -> c
     })
 }
 
-/// Frees `wanted` memory once nothing runs on its device; gives an error of what ran, once. NULL is accepted.
+/// Frees `wanted` memory once nothing runs on its device; returns a pending error, once. NULL is accepted.
 fn release(pointer: *mut c_void, wanted: impl FnOnce(Memory, bool) -> bool) -> Result<(), CudaError> {
     let address = pointer as usize;
     if address == 0 {
@@ -68,7 +68,7 @@ pub extern "C" fn cudaFreeHost(pointer: *mut c_void) -> cudaError_t {
     boundary(|| release(pointer, |memory, is_registered| matches!(memory, Memory::Pinned(_)) && !is_registered))
 }
 
-/// Lets the device reach pages of the program's own, which stay when it is reset.
+/// Makes the program's own pages accessible to the device; they stay when it is reset.
 // SAFETY: the name is CUDA's and this library defines it once.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaHostRegister(pointer: *mut c_void, size: usize, flags: c_uint) -> cudaError_t {
@@ -106,22 +106,22 @@ pub extern "C" fn cudaHostGetDevicePointer(
     })
 }
 
-/// An allocation of device memory, and how another process maps it.
+/// An allocation of device memory, and how other processes map it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct SharedBlock {
     pub begin: *mut c_void,
     pub bytes: usize,
-    /// A memory file of a sealed length that has its pages, as long as it lives; -1 if it is not shared.
+    /// A memory file of sealed length that contains its pages, as long as it lives; -1 if it is not shared.
     pub file: c_int,
-    /// The file's bytes, without a last page that the stand-ins do not use.
+    /// Size of the file without its last page, which the stand-ins do not use.
     pub file_bytes: usize,
-    /// Where in the file it begins.
+    /// The allocation's offset in the file.
     pub offset: usize,
 }
 
-/// The allocation of device memory that has an address. If it is to be shared, the pages move into a memory file in place:
-/// nobody may write there meanwhile.
+/// The allocation of device memory that contains an address. If it is to be shared, the pages move into a memory file
+/// in place: nobody may write there meanwhile.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclEpHostsimBlock(
     pointer: *const c_void,
@@ -139,7 +139,7 @@ pub extern "C" fn ncclEpHostsimBlock(
     })
 }
 
-/// Memory that the current device has left, and in total: the machine's, less what this process has allocated there.
+/// Memory available on the current device, and in total: the machine's, less what this process has allocated there.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaMemGetInfo(free: Option<&mut usize>, total: Option<&mut usize>) -> cudaError_t {
     boundary(|| {

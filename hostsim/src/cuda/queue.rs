@@ -1,8 +1,8 @@
 //! Streams: one queue and one worker thread each.
 //!
-//! Work of a stream runs in order on its own thread, so a host function that waits for other ranks never holds up
-//! another stream. Order between streams is expressed with tickets: a piece of work starts after the tickets it was
-//! given. Tickets only ever name work submitted earlier, hence waiting cannot form a cycle.
+//! Work of a stream runs in order on its own thread, so a host function that waits for other ranks never blocks another
+//! stream. Order between streams is expressed with tickets: a piece of work starts after the tickets it was given.
+//! Tickets only name work submitted earlier, so waits cannot form a cycle.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -34,7 +34,7 @@ pub(crate) struct Stream {
     state: Mutex<State>,
     arrived: Condvar,
     advanced: Condvar,
-    /// Most work that waits here; further submissions wait for room.
+    /// The most work that may be queued; further submissions wait for room.
     room: usize,
 }
 
@@ -89,7 +89,7 @@ impl Stream {
         Ok(stream)
     }
 
-    /// Appends work, once there is room for it. Order with other streams is the caller's business: see
+    /// Appends work, once there is room for it. Order with other streams is up to the caller: see
     /// [`super::device::Device::submit`].
     pub(super) fn push(self: &Arc<Self>, after: Vec<Ticket>, job: Job) -> Ticket {
         let mut state = self.state.lock();
@@ -108,7 +108,7 @@ impl Stream {
         (state.completed < state.submitted).then(|| Ticket { stream: Arc::clone(self), number: state.submitted })
     }
 
-    /// Waits until all work submitted so far is done and hands out the stream's error, once.
+    /// Waits until all work submitted so far is done and returns the stream's error, once.
     pub(crate) fn drain(self: &Arc<Self>) -> Result<(), CudaError> {
         refuse_on_worker()?;
         if let Some(ticket) = self.pending() {
@@ -117,7 +117,7 @@ impl Stream {
         self.take_error()
     }
 
-    /// The first failure of the stream's work since the last time it was asked for.
+    /// The first failure of the stream's work since the last call.
     pub(crate) fn take_error(&self) -> Result<(), CudaError> {
         self.state.lock().error.take().map_or(Ok(()), Err)
     }
@@ -165,7 +165,7 @@ impl Stream {
     }
 }
 
-/// `NCCLEP_HOSTSIM_QUEUE`, if it is a number, or else no limit.
+/// `NCCLEP_HOSTSIM_QUEUE` if it is a number, otherwise no limit.
 fn room() -> usize {
     let text = std::env::var("NCCLEP_HOSTSIM_QUEUE").ok();
     text.and_then(|text| text.trim().parse().ok()).filter(|&room| room > 0).unwrap_or(usize::MAX)

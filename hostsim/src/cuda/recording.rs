@@ -1,4 +1,4 @@
-//! Captures under way: which streams take part, what they have recorded, what a capture forbids.
+//! Captures under way: which streams take part, what they have recorded, and what is forbidden meanwhile.
 //!
 //! Rules and errors are CUDA's. A call that breaks a rule also invalidates the capture.
 
@@ -16,7 +16,7 @@ use super::error::CudaError;
 use super::graph::{Graph, Node, Nodes, Owned, Submit};
 use super::queue::{Kind, Stream, Ticket};
 
-/// Whose calls a capture minds, by the numbers of `cudaStreamCaptureMode`.
+/// The threads whose unsafe calls invalidate a capture; values of `cudaStreamCaptureMode`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
     Global = 0,
@@ -55,7 +55,7 @@ struct Capture {
 
 struct Lane {
     number: usize,
-    /// What the next piece of work comes after.
+    /// The predecessors of the next piece of work.
     after: Nodes,
     /// Keeps the address in use.
     stream: Arc<Stream>,
@@ -63,7 +63,7 @@ struct Lane {
 
 static IS_ALLOWED: AtomicBool = AtomicBool::new(false);
 static CAPTURES: Mutex<Vec<Capture>> = Mutex::new(Vec::new());
-/// How many there are, so that calls need no lock where nothing is captured.
+/// Number of captures, so that calls need no lock while there are none.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 static BEGUN: AtomicUsize = AtomicUsize::new(0);
 
@@ -71,7 +71,7 @@ thread_local! {
     static MODE: Cell<Mode> = const { Cell::new(Mode::Global) };
 }
 
-/// From now on streams can be captured.
+/// Allows captures from now on.
 pub(crate) fn allow() {
     IS_ALLOWED.store(true, Ordering::Relaxed);
 }
@@ -80,7 +80,7 @@ pub(crate) fn is_allowed() -> bool {
     IS_ALLOWED.load(Ordering::Relaxed)
 }
 
-/// Sets how the calling thread minds captures; gives how it did before.
+/// Sets the calling thread's capture mode; returns the previous one.
 pub(crate) fn exchange_mode(mode: Mode) -> Mode {
     MODE.replace(mode)
 }
@@ -109,7 +109,7 @@ impl Capture {
         if self.is_valid { Ok(()) } else { Err(CudaError::StreamCaptureInvalidated) }
     }
 
-    /// The lane of a stream, which joins the capture here unless it has before.
+    /// The lane of a stream, which joins the capture here if it has not yet.
     fn lane(&mut self, stream: &Arc<Stream>) -> &mut Lane {
         let number = self.lanes.len();
         self.lanes.entry(key(stream)).or_insert_with(|| Lane {
@@ -170,7 +170,7 @@ pub(crate) fn end(stream: &Arc<Stream>) -> Result<Graph, CudaError> {
     Ok(capture.graph)
 }
 
-/// Gives something to the graph that the capture of this number becomes.
+/// Hands something over to the graph that this capture becomes.
 pub(crate) fn give(number: u64, owned: impl FnOnce() -> Owned) -> Result<(), CudaError> {
     let mut captures = CAPTURES.lock();
     let mut wanted = captures.iter_mut().filter(|capture| capture.number == number);
@@ -178,7 +178,7 @@ pub(crate) fn give(number: u64, owned: impl FnOnce() -> Owned) -> Result<(), Cud
     Ok(())
 }
 
-/// Records a piece of work if the stream is captured; otherwise gives it back.
+/// Records a piece of work if the stream is captured; otherwise returns it.
 pub(crate) fn record(stream: &Arc<Stream>, submit: Submit) -> Result<Option<Submit>, CudaError> {
     let mut submit = Some(submit);
     let recorded = with(stream, |capture| {
@@ -197,7 +197,7 @@ pub(crate) fn record(stream: &Arc<Stream>, submit: Submit) -> Result<Option<Subm
     Ok(submit)
 }
 
-/// Gives work to a stream: now, for which there is a ticket, or in every replay.
+/// Enqueues work on a stream: now, which returns a ticket, or in every replay.
 pub(crate) fn enqueue(
     stream: &Arc<Stream>,
     work: impl Fn() -> Result<(), CudaError> + Send + Sync + 'static,
@@ -212,7 +212,7 @@ pub(crate) fn enqueue(
     submit.map(|submit| submit(stream, Vec::new())).transpose()
 }
 
-/// The present end of a captured stream's work; nothing for another stream.
+/// The present end of a captured stream's work; `None` for another stream.
 pub(crate) fn mark(stream: &Arc<Stream>) -> Result<Option<Point>, CudaError> {
     let point = with(stream, |capture| {
         capture.check()?;
@@ -221,7 +221,7 @@ pub(crate) fn mark(stream: &Arc<Stream>) -> Result<Option<Point>, CudaError> {
     point.transpose()
 }
 
-/// Makes further work of `stream` come behind a point of a capture, of which it becomes a part.
+/// Orders further work of `stream` after a point in a capture, which the stream thereby joins.
 pub(crate) fn hold(stream: &Arc<Stream>, point: &Point) -> Result<(), CudaError> {
     let other = |capture: &mut Capture| match capture.number == point.capture {
         true => Ok(()),
@@ -239,12 +239,12 @@ pub(crate) fn hold(stream: &Arc<Stream>, point: &Point) -> Result<(), CudaError>
     Ok(())
 }
 
-/// For a call that a captured stream does not allow.
+/// Refuses a call that is not allowed on a captured stream.
 pub(crate) fn refuse(stream: &Arc<Stream>, error: CudaError) -> Result<(), CudaError> {
     with(stream, |capture| Err(capture.invalidate(error))).unwrap_or(Ok(()))
 }
 
-/// For a question about an event that marks a point of a capture.
+/// Refuses a query of an event that marks a point in a capture.
 pub(crate) fn refuse_point(point: &Point) -> CudaError {
     let mut captures = CAPTURES.lock();
     let own = |capture: &&mut Capture| capture.number == point.capture;
@@ -254,7 +254,7 @@ pub(crate) fn refuse_point(point: &Point) -> CudaError {
     CudaError::CapturedEvent
 }
 
-/// For a call that may wait for, or disturb, work that is being captured.
+/// Refuses a call that may wait for, or disturb, work being captured.
 pub(crate) fn refuse_unsafe_call() -> Result<(), CudaError> {
     if MODE.get() == Mode::Relaxed {
         return Ok(());
@@ -269,24 +269,24 @@ pub(crate) fn refuse_unsafe_call() -> Result<(), CudaError> {
 }
 
 impl Capture {
-    /// Whether it has work before which that of `stream` would have to run.
+    /// Whether work of `stream` would have to wait for work of this capture.
     fn holds_up(&self, stream: &Stream) -> bool {
         let is_blocking = |lane: &Lane| lane.stream.kind == Kind::Blocking;
         stream.kind == Kind::Legacy && self.graph.device == stream.device && self.lanes.values().any(is_blocking)
     }
 }
 
-/// Whether `stream` is the legacy default stream, and is ordered with a captured one.
+/// Whether `stream` is the legacy default stream, and is ordered with a captured stream.
 pub(crate) fn is_behind_a_capture(stream: &Stream) -> bool {
     COUNT.load(Ordering::Acquire) > 0 && CAPTURES.lock().iter().any(|it| it.holds_up(stream))
 }
 
-/// For a call about the legacy default stream, which is ordered with captured streams.
+/// Refuses a call on the legacy default stream while it is ordered with a captured stream.
 pub(crate) fn refuse_legacy(stream: &Stream) -> Result<(), CudaError> {
     refuse_all(CudaError::StreamCaptureImplicit, |it| it.holds_up(stream))
 }
 
-/// For a call that waits for a whole device: in any mode.
+/// Refuses, in any mode, a call that synchronizes a device.
 pub(crate) fn refuse_on_device(device: usize) -> Result<(), CudaError> {
     refuse_all(CudaError::StreamCaptureUnsupported, |it| it.graph.device == device)
 }

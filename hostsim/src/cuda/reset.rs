@@ -21,7 +21,7 @@ pub extern "C" fn cudaDeviceReset() -> cudaError_t {
     })
 }
 
-/// How often the current device was reset: what a driver numbers its contexts by.
+/// How often the current device was reset; drivers number contexts this way.
 // SAFETY: the name is this library's own and it defines it once.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclEpHostsimResets() -> u64 {

@@ -36,7 +36,7 @@ pub(crate) fn resolve_on(stream: cudaStream_t, index: usize) -> Result<Arc<Strea
     STREAMS.get(handle).ok_or(CudaError::InvalidResourceHandle)
 }
 
-/// Ends the life of all stream handles of a device.
+/// Invalidates all stream handles of a device.
 pub(crate) fn forget(index: usize) {
     STREAMS.remove_if(|stream| stream.device == index);
 }
@@ -68,7 +68,7 @@ pub extern "C" fn cudaStreamSynchronize(stream: cudaStream_t) -> cudaError_t {
         let stream = resolve(stream)?;
         refuse_in_capture(&stream)?;
         if stream.kind == Kind::Legacy {
-            // The default stream stands for all blocking streams: an empty job meets them all.
+            // The default stream is ordered with all blocking streams: an empty job waits for all of them.
             device::submit(&stream, Vec::new(), Box::new(|| Ok(())))?;
         }
         stream.drain()
@@ -83,7 +83,7 @@ pub extern "C" fn cudaDeviceSynchronize() -> cudaError_t {
     })
 }
 
-/// The same for other calls that wait for the device: captures mind some, in the usual way, and others not.
+/// The same for other calls that synchronize the device; some follow the usual capture rules, others ignore captures.
 // SAFETY: the name is this project's own and is defined once in the process.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclEpHostsimWaitForDevice(minds_captures: c_int) -> cudaError_t {
@@ -127,7 +127,7 @@ pub unsafe extern "C" fn cudaLaunchHostFunc(
     })
 }
 
-/// Waiting for a captured stream makes no sense, and for another one it may disturb a capture.
+/// A captured stream cannot be waited for, and waiting for another one may disturb a capture.
 fn refuse_in_capture(stream: &Arc<Stream>) -> Result<(), CudaError> {
     recording::refuse(stream, CudaError::StreamCaptureUnsupported)?;
     recording::refuse_legacy(stream)?;

@@ -1,5 +1,5 @@
-//! The entry points for operations, groups and ids; those for communicators are in `lifetime`.
-//! Each checks its arguments and hands over to the modules below.
+//! The entry points for operations, groups and ids; those for communicators are in `lifetime`. Each checks its
+//! arguments and calls the modules below.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_char, c_int, c_void};
@@ -17,7 +17,7 @@ use super::unique_id::Rendezvous;
 pub use super::unique_id::ncclUniqueId;
 use crate::cuda::stream::{cudaStream_t, resolve_on};
 
-/// NCCL version that the stand-ins present.
+/// The NCCL version that the stand-ins report.
 const NCCL_VERSION: c_int = 22809;
 /// `ncclSum`, the only reduction that programs use.
 const SUM: c_int = 0;
@@ -44,8 +44,8 @@ pub extern "C" fn ncclGetErrorString(result: ncclResult_t) -> *const c_char {
     text.as_ptr()
 }
 
-/// The text of the communicator's failure, or else of the last failure in the calling thread. The
-/// string is valid until the thread's next NCCL call.
+/// The text of the communicator's failure, or else of the calling thread's last failure. Valid until the thread's next
+/// NCCL call.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclGetLastError(comm: ncclComm_t) -> *const c_char {
     match find(comm).map(|comm| comm.health()) {
@@ -123,7 +123,7 @@ pub extern "C" fn ncclBroadcast(
     })
 }
 
-/// Checks a collective's communicator, stream and buffers, and puts it into the stream.
+/// Checks a collective's communicator, stream and buffers, and enqueues it.
 fn collect(
     kind_of: impl FnOnce(DataType) -> Outcome<Kind>,
     (send, recv): (*const c_void, *mut c_void),
@@ -173,7 +173,7 @@ pub extern "C" fn ncclRecv(
     boundary(|| transfer(Direction::Receive, buffer as usize, (count, datatype), peer, comm, stream))
 }
 
-/// Checks a send or a receive, and puts it into the stream.
+/// Checks a send or a receive, and enqueues it.
 fn transfer(
     direction: Direction,
     buffer: usize,

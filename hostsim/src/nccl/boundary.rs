@@ -1,4 +1,4 @@
-//! What every NCCL entry point does around its body, and checks of the arguments that several take.
+//! What every NCCL entry point does around its body, and argument checks that several share.
 
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -8,8 +8,8 @@ use super::group;
 use crate::cuda::heap::{self, Range};
 use crate::presence;
 
-/// Runs the body of one entry point: refuses where a GPU is and in a forked process, keeps panics from unwinding into C,
-/// keeps the text of a failure, and lets an open group remember that a call in it failed.
+/// Runs the body of an entry point: refuses in the presence of a GPU and in a forked process, keeps panics from
+/// unwinding into C, records the text of a failure, and marks an open group as failed.
 pub(crate) fn boundary(body: impl FnOnce() -> Outcome<()>) -> ncclResult_t {
     let outcome = if presence::is_child() {
         Err(Failure::new(Code::UnhandledCudaError, "initialization error"))
@@ -31,7 +31,7 @@ pub(crate) fn store<T>(out: Option<&mut T>, value: T) -> Outcome<()> {
     Ok(())
 }
 
-/// Refuses memory that a GPU could not reach: only device and pinned memory will do.
+/// Refuses memory that a GPU could not access: it must be device or pinned memory.
 pub(crate) fn check_buffer(call: &str, name: &str, address: usize, bytes: usize) -> Outcome<()> {
     if bytes == 0 {
         return Ok(());

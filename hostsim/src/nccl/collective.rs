@@ -1,8 +1,8 @@
-//! Collectives as the stream's worker executes them.
+//! Collectives, as executed by the stream's worker.
 //!
-//! A collective is a sequence of rounds. In a round each rank writes up to one slot of bytes, all
-//! meet, and each reads the slots it needs. Slots alternate between two banks: before a rank writes a
-//! bank again, two rounds later, all have met once more, after reading it.
+//! A collective is a sequence of rounds. In a round each rank writes up to one slot of bytes, all meet, and each reads
+//! the slots it needs. Slots alternate between two banks: before a rank overwrites a bank, two rounds later, all have
+//! met once more after reading it.
 #![allow(unsafe_code)]
 
 use std::ptr;
@@ -34,7 +34,7 @@ pub(crate) struct Collective {
 }
 
 impl Kind {
-    /// The function that a caller knows it by.
+    /// The function by which callers know it.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::AllGather => "ncclAllGather",
@@ -67,7 +67,7 @@ impl Collective {
     }
 
     /// Moves `len` of each rank's `bytes`, from `offset` on. If some ranks never come, the others' bytes are delivered
-    /// nevertheless, as NCCL may do.
+    /// all the same, as NCCL may do.
     fn round(&self, turn: &mut Turn, bytes: usize, (offset, len): (usize, usize)) -> Outcome<()> {
         let comm = turn.comm;
         let bank = comm.rounds.fetch_add(1, Ordering::Relaxed) % BANKS;
@@ -89,7 +89,7 @@ impl Collective {
         met
     }
 
-    /// Publishes what this rank takes the collective to be.
+    /// Publishes this rank's view of the collective.
     fn announce(&self, comm: &Comm) {
         let words = &comm.segment.lane(comm.rank).description[comm.executed() % BANKS];
         for (to, from) in words.iter().zip(self.words()) {
@@ -97,7 +97,7 @@ impl Collective {
         }
     }
 
-    /// Refuses when another rank has announced something else.
+    /// Refuses if another rank has announced something else.
     fn compare(&self, comm: &Comm) -> Outcome<()> {
         let bank = comm.executed() % BANKS;
         for rank in 0..comm.ranks() {
@@ -138,7 +138,7 @@ impl Comm {
     }
 }
 
-/// One collective on its way through its rounds.
+/// A collective in progress.
 struct Turn<'a> {
     comm: &'a Comm,
     collective: &'a Collective,
@@ -155,7 +155,7 @@ impl Turn<'_> {
         steps(self.comm.rank).wrapping_sub(steps(rank)) as i32 <= 0
     }
 
-    /// Meets the others, all of which have filled their slots then.
+    /// Meets the others, after which all have filled their slots.
     fn meet(&mut self) -> Outcome<()> {
         let comm = self.comm;
         meet(&comm.segment, comm.rank, Room::Stream, self.collective.kind.name())?;
@@ -170,7 +170,7 @@ impl Turn<'_> {
         self.comm.segment.slot(bank, rank) as usize
     }
 
-    /// Adds up the slots of all ranks.
+    /// Sums the slots of all ranks.
     fn add_up(&self, sum: Sum, bank: usize, to: usize, len: usize) {
         if len == 0 {
             return;
@@ -197,7 +197,7 @@ fn copy(from: usize, to: usize, len: usize) {
     }
 }
 
-/// Cuts a length into pieces; at least one, so that an empty collective is a meeting too.
+/// Cuts a length into pieces, at least one, so that an empty collective is a meeting, too.
 fn pieces(total: usize, size: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..total.div_ceil(size).max(1)).map(move |index| {
         let offset = index * size;

@@ -1,4 +1,4 @@
-//! One rank's end of a communicator, and the handles of them that C holds.
+//! One rank's end of a communicator, and the handles to them that C holds.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::cuda::queue::{Ticket, refuse_on_worker};
 use crate::handles::Handles;
 use crate::report;
 
-/// How long an operation that other ranks let down waits to be aborted.
+/// How long an operation that other ranks left waits to be aborted.
 const PATIENCE: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(1);
 
@@ -26,16 +26,16 @@ pub(crate) struct Comm {
     pub(crate) segment: Segment,
     pub(crate) rank: usize,
     pub(crate) device: usize,
-    /// Collectives executed so far; all ranks count alike, so the parity picks a bank for all.
+    /// Collectives executed so far; equal on all ranks, so its parity selects the bank.
     pub(crate) executed: AtomicUsize,
-    /// Rounds of collectives so far, likewise.
+    /// Rounds of collectives so far; likewise equal.
     pub(crate) rounds: AtomicUsize,
     /// The last submitted operation: operations of a communicator never overlap.
     pub(crate) last: Mutex<Option<Ticket>>,
     pub(crate) delays: Delays,
-    /// Shared with each captured operation.
+    /// Cloned by each captured operation.
     pub(crate) graphs: Arc<()>,
-    /// The call that connects the ranks has been made.
+    /// Whether the call that connects the ranks has been made.
     connected: AtomicBool,
     failure: Mutex<Option<Failure>>,
 }
@@ -84,7 +84,7 @@ impl Comm {
         self.segment.ranks()
     }
 
-    /// The failure that this rank or any other has met, or that this rank has aborted, if so.
+    /// The failure of this rank or any other, or this rank's abort, if there is one.
     pub(crate) fn health(&self) -> Outcome<()> {
         if let Some(failure) = self.failure.lock().clone() {
             return Err(failure);
@@ -106,8 +106,7 @@ impl Comm {
         }
     }
 
-    /// Connects the ranks in the call of the first operation, if the environment wants that; returns
-    /// when all have come.
+    /// Connects the ranks in the call of the first operation, if the environment says so; returns when all have come.
     pub(crate) fn connect(&self) -> Outcome<()> {
         if connecting().is_none() || self.connected.swap(true, Ordering::AcqRel) {
             return Ok(());
@@ -116,16 +115,16 @@ impl Comm {
         meet(&self.segment, self.rank, Room::Host, "connecting")
     }
 
-    /// Marks the communicator failed for all ranks, and says why once.
+    /// Marks the communicator failed for all ranks, and reports why, once.
     pub(crate) fn refuse(&self, failure: &Failure) {
         if self.segment.fail(failure.code, self.rank) {
             report::failure(&failure.text);
         }
     }
 
-    /// Runs an operation on a stream's worker: a failure stays with the communicator, and becomes
-    /// an error of the stream. As in NCCL, an operation that other ranks let down lasts until this
-    /// rank aborts it, and then merely ends; here that has a limit.
+    /// Runs an operation on a stream's worker: a failure stays with the communicator and becomes an error of the
+    /// stream. As in NCCL, an operation that other ranks left lasts until this rank aborts it, and then simply ends;
+    /// here there is a limit.
     pub(crate) fn execute(&self, job: impl FnOnce(&Self) -> Outcome<()>) -> Result<(), CudaError> {
         let Err(failure) = self.health().and_then(|()| job(self)) else {
             self.delays.sleep();
@@ -144,8 +143,8 @@ impl Comm {
         }
     }
 
-    /// Ends the communicator here. Operations that this rank has submitted end unfinished, and then
-    /// fail on the other ranks.
+    /// Aborts this rank's end. Operations that this rank has submitted end unfinished, and then fail on the other
+    /// ranks.
     pub(crate) fn abort(&self) -> Outcome<()> {
         refuse_on_worker()?;
         let last = self.last.lock().clone();
@@ -157,7 +156,7 @@ impl Comm {
         self.finish()
     }
 
-    /// Ends the communicator here once the operations that this rank has submitted are done.
+    /// Destroys this rank's end once the operations that it has submitted are done.
     pub(crate) fn destroy(&self) -> Outcome<()> {
         self.finish()?;
         self.segment.leave(self.rank);
@@ -180,7 +179,7 @@ pub type ncclComm_t = *mut c_void;
 /// The communicators that C holds handles of.
 static COMMS: Handles<Comm> = Handles::new(0x5300_0000_0000);
 
-/// Makes a communicator known to C.
+/// Registers a communicator and returns its handle.
 pub(crate) fn publish(comm: Comm) -> ncclComm_t {
     COMMS.insert(Arc::new(comm)) as ncclComm_t
 }

@@ -1,8 +1,8 @@
-//! `ncclConfig_t`: which settings a communicator may be made with.
+//! `ncclConfig_t`: which settings are accepted for a communicator.
 //!
-//! Later versions of NCCL append fields, and `size` says how many a caller knows. The fields up to
-//! `splitShare` are those of 2.18, the first version with splits. All but `blocking` concern
-//! transports that do not exist here; values that NCCL refuses are refused here too.
+//! Later versions of NCCL append fields, and `size` says how many a caller knows. The fields up to `splitShare` are
+//! those of 2.18, the first version with splits. All but `blocking` concern transports that do not exist here; values
+//! that NCCL refuses are refused here, too.
 #![allow(unsafe_code)]
 #![allow(non_snake_case)]
 
@@ -28,7 +28,7 @@ pub struct ncclConfig_t {
     pub version: c_uint,
     /// Whether calls return only when they are complete.
     pub blocking: c_int,
-    /// Blocks of a cluster.
+    /// Blocks per cluster.
     pub cgaClusterSize: c_int,
     /// Fewest blocks of a kernel.
     pub minCTAs: c_int,
@@ -40,7 +40,7 @@ pub struct ncclConfig_t {
     pub splitShare: c_int,
 }
 
-/// Refuses what is not a configuration, and settings that no communicator here can have.
+/// Refuses what is not a configuration, and settings that are impossible here.
 ///
 /// # Safety
 /// `config` is null or points to an `ncclConfig_t` of the size that it says.

@@ -1,5 +1,5 @@
-//! NCCL's element types, and element-wise sums over ranks, in ascending order of rank; integers wrap around. Real NCCL
-//! adds in an order of its own, so float sums may differ from a GPU's in the last bits.
+//! NCCL's element types, and element-wise sums over ranks, in ascending order of rank; integers wrap around. NCCL
+//! itself adds in another order, so float sums may differ from a GPU's in the last bits.
 
 use std::ffi::c_int;
 use std::ops::Add;
@@ -16,7 +16,7 @@ pub(crate) struct DataType {
     pub(crate) size: usize,
 }
 
-/// Adds up the inputs, all of the output's length, into the output.
+/// Sums the inputs, all of the output's length, into the output.
 pub(crate) type Sum = fn(inputs: &[&[u8]], out: &mut [u8]);
 
 impl DataType {
@@ -31,7 +31,7 @@ impl DataType {
         bytes.ok_or_else(|| Failure::argument(format!("count {count} is too large")))
     }
 
-    /// The sum of elements; only of numbers of 32 and 64 bits, as programs use no others.
+    /// The sum of elements; only for 32-bit and 64-bit numbers, as programs use no others.
     pub(crate) fn sum(self) -> Option<Sum> {
         Some(match self.number {
             // int32, uint32
@@ -82,7 +82,7 @@ mod tests {
 
     #[test]
     fn floats_are_added_in_the_order_of_ranks() {
-        // From the left, the first addend is lost beside the second; from the right, none is.
+        // From the left, the first addend is absorbed by the second; from the right, none is.
         let values = [1.0f32, 1e10, -1e10].map(f32::to_ne_bytes);
         let inputs = values.each_ref().map(<[u8; 4]>::as_slice);
         assert_eq!(run(7, &inputs), 0.0f32.to_ne_bytes());

@@ -1,7 +1,7 @@
-//! Random delays, which show mistakes in the order of operations.
+//! Random delays, which expose mistakes in the order of operations.
 //!
-//! Without them the ranks of one machine are nearly in step, and a program that relies on that
-//! works. With `NCCLEP_HOSTSIM_DELAY_US` every operation begins and ends late by a random time.
+//! Without them the ranks of one machine run nearly in step, and a program that relies on that works. With
+//! `NCCLEP_HOSTSIM_DELAY_US` every operation begins and ends late by a random time.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -27,7 +27,7 @@ pub(crate) struct Delays {
 }
 
 impl Delays {
-    /// A sequence of its own for each rank, and for each of a process's communicators.
+    /// A separate sequence for each rank, and for each of a process's communicators.
     pub(crate) fn of_rank(rank: usize) -> Self {
         static SETTINGS: OnceLock<Settings> = OnceLock::new();
         static MADE: AtomicU64 = AtomicU64::new(0);

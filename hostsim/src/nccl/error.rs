@@ -21,7 +21,7 @@ pub enum Code {
 }
 
 impl Code {
-    /// The code with a number that another rank left in shared memory; zero is no failure.
+    /// The code for a number that another rank left in shared memory; `None` for 0 and unknown ones.
     pub(crate) fn from_number(number: u32) -> Option<Self> {
         Some(match number {
             0 => return None,
@@ -65,7 +65,7 @@ thread_local! {
     static LAST: RefCell<CString> = RefCell::default();
 }
 
-/// Turns an outcome into the number for C; keeps and perhaps prints the text of a failure.
+/// Turns an outcome into the number for C; records and maybe prints the text of a failure.
 pub(crate) fn record(outcome: Outcome<()>) -> ncclResult_t {
     match outcome {
         Ok(()) => 0,

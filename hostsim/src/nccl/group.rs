@@ -1,7 +1,7 @@
 //! `ncclGroupStart` and `ncclGroupEnd`: calls between them take effect together at the end.
 //!
-//! Setup calls of a group run in one thread each, since each of them waits for other ranks, which may be calls of the
-//! same group. Sends and receives of a group progress together, since each of them may wait for another.
+//! Each setup call of a group runs in its own thread, since it waits for other ranks, which may be calls of the same
+//! group. Sends and receives of a group progress together, since each may wait for another.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -46,7 +46,7 @@ pub(crate) fn run(task: Task) -> Outcome<()> {
     task.map_or(Ok(()), |task| perform(vec![task]))
 }
 
-/// Lets an open group remember that one of its calls failed.
+/// Marks an open group as failed because of one of its calls.
 pub(crate) fn note_failure(code: Code) {
     GROUP.with_borrow_mut(|group| {
         if group.depth > 0 {
@@ -55,12 +55,12 @@ pub(crate) fn note_failure(code: Code) {
     });
 }
 
-/// Opens a group; groups nest, and the outermost counts.
+/// Opens a group; groups nest, and only the outermost counts.
 pub(crate) fn start() {
     GROUP.with_borrow_mut(|group| group.depth += 1);
 }
 
-/// Closes a group; the end of the outermost one performs its calls. If one of the calls was refused, none is performed.
+/// Closes a group; closing the outermost performs its calls, or none if one of them was refused.
 pub(crate) fn end() -> Outcome<()> {
     let group = GROUP.with_borrow_mut(|group| match group.depth {
         0 => Err(Failure::new(Code::InvalidUsage, "ncclGroupEnd without ncclGroupStart")),

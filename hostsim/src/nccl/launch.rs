@@ -1,7 +1,7 @@
-//! Putting operations into streams.
+//! Enqueues operations on streams.
 //!
-//! Operations of one communicator run one after the other even when they are given to different
-//! streams, because they share the communicator's slots; NCCL orders them likewise.
+//! Operations of one communicator run one after the other even on different streams, because they share the
+//! communicator's slots; NCCL orders them likewise.
 
 use std::sync::Arc;
 
@@ -34,7 +34,7 @@ impl Bundle {
         self.transfers.push(transfer);
     }
 
-    /// Submits the bundle as one operation, in the order of all its streams.
+    /// Submits the bundle as one operation, ordered on all its streams.
     pub(crate) fn launch(self) -> Outcome<()> {
         let transfers = self.transfers;
         submit(&self.comm, &self.streams, move |comm| transfer::run(comm, &transfers))
@@ -65,7 +65,7 @@ fn submit(
         };
         return capture(first, others, Box::new(submit));
     }
-    // NCCL asks about its own events here and minds no refusal, but a capture that forbids it is invalid then.
+    // NCCL queries its own events here and ignores the error, but a capture that forbids the query is invalidated.
     let _ = recording::refuse_unsafe_call();
     let ticket = submit(first, others.iter().filter_map(Stream::pending).collect())?;
     for other in others {
@@ -74,7 +74,7 @@ fn submit(
     Ok(())
 }
 
-/// Submits an operation of a communicator, also behind the one before.
+/// Submits an operation of a communicator, ordered after the previous one.
 fn in_turn<F>(
     comm: &Arc<Comm>,
     stream: &Arc<Stream>,
@@ -84,7 +84,7 @@ fn in_turn<F>(
 where
     F: Fn(&Comm) -> Outcome<()> + Send + Sync + 'static,
 {
-    // Not behind the lock, which who aborts needs to end what the device waits for.
+    // Not under the lock, which an aborting thread needs to end what the device waits for.
     device::device(stream.device)?.take_turn();
     let mut last = comm.last.lock();
     after.extend(last.clone());
@@ -95,7 +95,7 @@ where
     Ok(ticket)
 }
 
-/// Records an operation, whose turn among those of its communicator comes in every replay anew.
+/// Records an operation; in every replay it takes its turn among those of its communicator anew.
 fn capture(first: &Arc<Stream>, others: &[Arc<Stream>], submit: Submit) -> Outcome<()> {
     if !others.is_empty() {
         return Err(Failure::new(Code::InvalidUsage, "operations of a group are captured on one stream only"));

@@ -1,4 +1,4 @@
-//! The entry points that make, question and end communicators.
+//! The entry points that create, query and end communicators.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -17,10 +17,10 @@ use super::unique_id::{Rendezvous, ncclUniqueId};
 use crate::cuda::device;
 use crate::cuda::recording;
 
-/// How long after an abort memory is freed: NCCL's threads look for it from time to time.
+/// How long after an abort memory is freed: NCCL's threads notice it with a delay.
 const NOTICED_AFTER: Duration = Duration::from_millis(50);
 
-/// How many calls made a communicator with settings.
+/// How many calls created a communicator with settings.
 static MADE_WITH_SETTINGS: AtomicU64 = AtomicU64::new(0);
 
 /// Joins a communicator with the thread's current device.
@@ -36,7 +36,7 @@ pub unsafe extern "C" fn ncclCommInitRank(
     boundary(|| unsafe { join(comm, nranks, &id, rank) })
 }
 
-/// As `ncclCommInitRank`, with settings; a communicator that does not block is refused.
+/// As `ncclCommInitRank`, with settings; a non-blocking communicator is refused.
 ///
 /// # Safety
 /// `comm` is null or valid for a write, until the end of the group if one is open; `config` is null
@@ -59,7 +59,7 @@ pub unsafe extern "C" fn ncclCommInitRankConfig(
     })
 }
 
-/// As `ncclCommInitRankConfig`, with any number of ids, the first of which counts.
+/// As `ncclCommInitRankConfig`, with any number of ids, of which only the first is used.
 ///
 /// # Safety
 /// As of `ncclCommInitRankConfig`; `ids` is null or points to `count` ids.
@@ -84,13 +84,13 @@ pub unsafe extern "C" fn ncclCommInitRankScalable(
     })
 }
 
-/// How many communicators this process has made with settings, as the library does.
+/// How many communicators this process has created with settings, as the library does.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclEpHostsimCommunicators() -> u64 {
     MADE_WITH_SETTINGS.load(Ordering::Relaxed)
 }
 
-/// Joins a communicator, now or at the end of the group that is open.
+/// Joins a communicator, now or at the end of an open group.
 ///
 /// # Safety
 /// `comm` is null or valid for a write, until the end of the group if one is open.
@@ -140,8 +140,8 @@ pub unsafe extern "C" fn ncclCommSplit(
     })
 }
 
-/// Waits for the communicator's operations on this rank, then ends it here. Returns once all else on the device has
-/// ended, too, and graphs that have its operations are destroyed.
+/// Waits for the communicator's operations on this rank, then destroys it here. Returns once everything else on the
+/// device has ended, too, and graphs with its operations are destroyed.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclCommDestroy(comm: ncclComm_t) -> ncclResult_t {
     boundary(|| {
@@ -152,9 +152,9 @@ pub extern "C" fn ncclCommDestroy(comm: ncclComm_t) -> ncclResult_t {
     })
 }
 
-/// Ends the communicator here, from any thread. Operations that have not finished end without
-/// result, so that streams go on, and fail on the other ranks. Then waits until all else on the device has ended; in a
-/// group, the end of the group waits for that.
+/// Aborts the communicator here, from any thread. Operations that have not finished end without result, so that streams
+/// go on, and fail on the other ranks. Then waits until everything else on the device has ended; in a group, the end of
+/// the group waits for that.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclCommAbort(comm: ncclComm_t) -> ncclResult_t {
     boundary(|| {
@@ -169,12 +169,12 @@ pub extern "C" fn ncclCommAbort(comm: ncclComm_t) -> ncclResult_t {
     })
 }
 
-/// NCCL frees a communicator's memory when no graph has any of its operations, and nothing runs on its device. Threads
-/// of its own free some of it, which captures forbid however the caller minds them.
+/// NCCL frees a communicator's memory once no graph has any of its operations and nothing runs on its device. Its own
+/// threads free some of it, which captures forbid whatever the caller's mode.
 fn free_memory(gone: &Comm) -> Outcome<()> {
     gone.wait_for_graphs();
     let own = std::thread::spawn(recording::refuse_unsafe_call);
-    // NCCL minds no refusal.
+    // NCCL ignores a refusal.
     let _ = own.join();
     Ok(device::device(gone.device)?.come_to_rest()?)
 }

@@ -1,9 +1,9 @@
 //! Waiting for other ranks: barriers, and the detector for ranks that never come.
 //!
-//! A wait ends when the others arrive, when any rank reports a failure, when a rank that has not arrived turns out to
-//! be dead or to have left the communicator, when this rank has left, or after `NCCLEP_HOSTSIM_HANG_SECONDS`. Calls
-//! that connect ranks look for dead ones later if `NCCLEP_HOSTSIM_CONNECT_SECONDS` says so. If somebody was missing,
-//! the communicator is marked failed and one line says who.
+//! A wait ends when the others arrive, when any rank reports a failure, when a missing rank turns out to be dead or to
+//! have left the communicator, when this rank has left, or after `NCCLEP_HOSTSIM_HANG_SECONDS`. Calls that connect
+//! ranks look for dead ones later if `NCCLEP_HOSTSIM_CONNECT_SECONDS` says so. If a rank was missing, the communicator
+//! is marked failed and one line names it.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -28,7 +28,7 @@ pub(crate) struct Watch<'a> {
     rank: usize,
     operation: &'static str,
     since: Instant,
-    /// When it begins to look for dead processes.
+    /// How long it waits before it looks for dead processes.
     patience: Duration,
 }
 
@@ -43,7 +43,7 @@ pub(crate) fn meet(segment: &Segment, rank: usize, room: Room, operation: &'stat
     let generation = meeting.generation.load(Ordering::Acquire);
     let step = segment.lane(rank).steps[room].fetch_add(1, Ordering::AcqRel).wrapping_add(1);
     if meeting.present.fetch_add(1, Ordering::AcqRel) as usize + 1 == segment.ranks() {
-        // The last one: nobody else touches `present` until the generation has changed.
+        // The last to arrive: nobody else touches `present` until the generation has changed.
         meeting.present.store(0, Ordering::Relaxed);
         meeting.generation.fetch_add(1, Ordering::Release);
         segment::wake_all(&meeting.generation);
@@ -72,13 +72,13 @@ impl<'a> Watch<'a> {
         Self { segment, rank, operation, since: Instant::now(), patience: SLICE }
     }
 
-    /// Starts the time anew, after progress.
+    /// Restarts the clock, after progress.
     pub(crate) fn restart(&mut self) {
         self.since = Instant::now();
     }
 
-    /// Sleeps for a while as long as the word has the value `seen`; fails when the wait cannot
-    /// succeed any more. `missing` names the ranks that it waits for.
+    /// Sleeps for a while as long as the word has the value `seen`; fails once the wait cannot succeed any more.
+    /// `missing` returns the ranks that it waits for.
     pub(crate) fn pause(&self, word: &AtomicU32, seen: u32, missing: &dyn Fn() -> Vec<usize>) -> Outcome<()> {
         if self.segment.has_left(self.rank) {
             let text = format!("rank {}: {} aborted", self.rank, self.operation);
@@ -96,7 +96,7 @@ impl<'a> Watch<'a> {
             self.cannot_come(&missing(), waited >= self.patience)
         };
         match reason {
-            // What the missing rank did before it went away may have come only now.
+            // The missing rank may have done its part just before it went away.
             Some(_) if word.load(Ordering::Acquire) != seen => Ok(()),
             Some(reason) => Err(self.give_up(&reason, &missing())),
             None => {
@@ -106,7 +106,7 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Why one of the missing ranks will never come, if that is known. To look for dead processes takes long.
+    /// Why one of the missing ranks will never come, if known. Looking for dead processes takes long.
     fn cannot_come(&self, missing: &[usize], look_for_dead: bool) -> Option<String> {
         for &other in missing {
             if self.segment.has_left(other) {
@@ -119,7 +119,7 @@ impl<'a> Watch<'a> {
         None
     }
 
-    /// Marks the communicator failed; the first to do so says why on stderr.
+    /// Marks the communicator failed; the first to do so reports why on stderr.
     fn give_up(&self, reason: &str, missing: &[usize]) -> Failure {
         let names: Vec<String> = missing.iter().map(usize::to_string).collect();
         let text = format!(
@@ -141,7 +141,7 @@ impl<'a> Watch<'a> {
     }
 }
 
-/// Whether a process is gone, or is a zombie that its parent has not collected yet.
+/// Whether a process is gone, or a zombie that its parent has not reaped yet.
 fn has_ended(process: u32) -> bool {
     let Ok(text) = std::fs::read_to_string(format!("/proc/{process}/stat")) else { return true };
     // The state follows the command's name, which may itself contain spaces and parentheses.
@@ -149,7 +149,7 @@ fn has_ended(process: u32) -> bool {
     matches!(state, Some('Z' | 'X'))
 }
 
-/// How long a wait may take.
+/// Deadline of a wait.
 fn limit() -> Duration {
     static LIMIT: OnceLock<Duration> = OnceLock::new();
     *LIMIT.get_or_init(|| parse_limit(std::env::var("NCCLEP_HOSTSIM_HANG_SECONDS").ok().as_deref()))
@@ -159,8 +159,8 @@ fn parse_limit(text: Option<&str>) -> Duration {
     parse_seconds(text).unwrap_or(DEFAULT_LIMIT)
 }
 
-/// How long a call that connects ranks tries to reach a dead one, as NCCL does, which connects in the first operation
-/// of a communicator, too. `None`: nothing connects there, and death shows at once.
+/// How long a call that connects ranks tries to reach a dead one, as NCCL does, including in a communicator's first
+/// operation. `None`: nothing connects there, and deaths show at once.
 pub(crate) fn connecting() -> Option<Duration> {
     static CONNECTING: OnceLock<Option<Duration>> = OnceLock::new();
     *CONNECTING.get_or_init(|| parse_seconds(std::env::var("NCCLEP_HOSTSIM_CONNECT_SECONDS").ok().as_deref()))

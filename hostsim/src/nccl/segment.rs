@@ -1,7 +1,7 @@
 //! The shared memory of one communicator: layout, mapping, access.
 //!
-//! Everything that ranks write concurrently is an atomic whose start value is zero, like fresh memory, so no rank has
-//! to initialise before the others. Bulk data goes through raw slots; meetings (`meeting`) decide who may access them.
+//! Everything that ranks write concurrently is an atomic that starts as zero, like fresh memory, so no rank must
+//! initialise before the others. Bulk data goes through raw slots; meetings (`meeting`) decide who may access them.
 #![allow(unsafe_code)]
 
 use memmap2::{MmapOptions, MmapRaw};
@@ -16,7 +16,7 @@ use super::unique_id::{Rendezvous, failed, grow};
 pub(crate) const SLOT: usize = 1 << 20;
 /// Slots alternate between two banks, so that one meeting per round suffices.
 pub(crate) const BANKS: usize = 2;
-/// Largest communicator; bounds the address space that mailboxes take.
+/// Largest communicator; bounds the address space of mailboxes.
 pub(crate) const MAX_RANKS: usize = 1024;
 /// Words that describe a collective, see `collective`.
 pub(crate) const DESCRIPTION: usize = 3;
@@ -31,10 +31,10 @@ const CODE_MASK: u32 = (1 << CODE_BITS) - 1;
 #[repr(C, align(64))]
 pub(crate) struct Header {
     pub(crate) ranks: AtomicU32,
-    /// Zero, or the result code with which the communicator has failed, and above it the rank
-    /// that reported that. One word, so that nobody reads half of it.
+    /// Zero, or the result code with which the communicator has failed, and above it the reporting rank: one word, so
+    /// that it cannot be read half-written.
     failed: AtomicU32,
-    /// One for work on streams, one for calls on the host: neither waits for the other.
+    /// One for work on streams, one for host calls: neither waits for the other.
     pub(crate) meetings: [Meeting; 2],
 }
 
@@ -50,33 +50,33 @@ pub(crate) struct Meeting {
 pub(crate) struct Lane {
     /// Process of the rank; zero until it has joined.
     pub(crate) process: AtomicU32,
-    /// How many times the rank has come to each meeting.
+    /// How often the rank has come to each meeting.
     pub(crate) steps: [AtomicU32; 2],
     /// Counts the changes of the rank's mailboxes.
     pub(crate) bell: AtomicU32,
-    /// Not zero once the rank has destroyed or aborted its end: it takes part in nothing more.
+    /// Not zero once the rank has destroyed or aborted its end: it no longer takes part.
     left: AtomicU32,
-    /// What the rank believes the current collective to be, in alternating banks.
+    /// The rank's view of the current collective, in alternating banks.
     pub(crate) description: [[AtomicU64; DESCRIPTION]; BANKS],
     /// Host-side exchange.
     pub(crate) note: [AtomicU64; NOTE],
 }
 
-/// Messages from one rank to another. A chunk is in it while `posted` is ahead of `taken`.
+/// Messages from one rank to another. It holds a chunk while `posted` is ahead of `taken`.
 #[repr(C, align(64))]
 pub(crate) struct Mailbox {
     pub(crate) posted: AtomicU32,
     pub(crate) taken: AtomicU32,
     /// Bytes in the chunk.
     pub(crate) len: AtomicU64,
-    /// The sends that the sender has come to.
+    /// The sends that the sender has reached.
     pub(crate) sends: Announcements,
-    /// The receives that the receiver has come to.
+    /// The receives that the receiver has reached.
     pub(crate) receives: Announcements,
 }
 
-/// What one side of a mailbox has told the other of its messages. Neither side is ever more than one
-/// message ahead, as each waits for the other's announcement, so two sizes are enough.
+/// What one side of a mailbox has told the other about its messages. Neither side is ever more than one message ahead,
+/// as each waits for the other's announcement, so two sizes are enough.
 #[repr(C)]
 pub(crate) struct Announcements {
     number: AtomicU32,
@@ -106,7 +106,7 @@ pub(crate) struct Segment {
     layout: Layout,
 }
 
-/// Offsets by number of ranks.
+/// Offsets for a number of ranks.
 #[derive(Clone, Copy)]
 struct Layout {
     ranks: usize,
@@ -120,7 +120,7 @@ struct Layout {
 impl Layout {
     fn new(ranks: usize) -> Self {
         const PAGE: usize = 4096;
-        /// Address space for mailbox chunks that small communicators may use up.
+        /// Address space for the mailbox chunks of small communicators.
         const CHUNK_BUDGET: usize = 64 << 20;
         let pairs = ranks * ranks;
         let chunk = (CHUNK_BUDGET / pairs).clamp(16 << 10, 256 << 10).next_multiple_of(PAGE);
@@ -197,13 +197,13 @@ impl Segment {
         wake_all(bell);
     }
 
-    /// The code and the reporter of the communicator's failure, if it has failed.
+    /// The code and the reporting rank of the communicator's failure, if it has failed.
     pub(crate) fn failure(&self) -> Option<(Code, u32)> {
         let word = self.header().failed.load(Ordering::Acquire);
         Some((Code::from_number(word & CODE_MASK)?, word >> CODE_BITS))
     }
 
-    /// Marks the communicator failed and wakes all who wait. True for the first to do so.
+    /// Marks the communicator failed and wakes all waiting ranks. True for the first to do so.
     pub(crate) fn fail(&self, code: Code, rank: usize) -> bool {
         let header = self.header();
         let word = code as u32 | (rank as u32) << CODE_BITS;
@@ -212,13 +212,13 @@ impl Segment {
         first
     }
 
-    /// Notes that a rank takes part in nothing more, and lets those who wait for it notice.
+    /// Records that a rank no longer takes part, and wakes those who wait for it.
     pub(crate) fn leave(&self, rank: usize) {
         self.lane(rank).left.store(1, Ordering::Release);
         self.wake_everyone();
     }
 
-    /// Whether a rank takes part in nothing more.
+    /// Whether a rank no longer takes part.
     pub(crate) fn has_left(&self, rank: usize) -> bool {
         self.lane(rank).left.load(Ordering::Acquire) != 0
     }
@@ -233,8 +233,8 @@ impl Segment {
     }
 }
 
-/// Sleeps while the word, which is in a shared mapping, has the value `seen`, at most for `limit`. May wake early: callers
-/// look again. More ranks than processors so wait without burning the processors that the others need.
+/// Sleeps while the word, in a shared mapping, has the value `seen`, at most for `limit`. May wake spuriously. With
+/// more ranks than processors this does not burn the time that the other ranks need.
 pub(crate) fn wait(word: &AtomicU32, seen: u32, limit: Duration) {
     let timeout = Timespec::try_from(limit).ok();
     let _ = futex::wait(word, Flags::empty(), seen, timeout.as_ref());

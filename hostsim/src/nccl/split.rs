@@ -1,7 +1,7 @@
-//! `ncclCommSplit`: new communicators out of an existing one.
+//! `ncclCommSplit`: splits a communicator into new ones.
 //!
-//! Ranks exchange colour and key through their notes in the parent's segment, at the meeting for
-//! host calls, so that a split does not wait for work on streams.
+//! Ranks exchange colour and key through their notes in the parent's segment, at the meeting for host calls, so that a
+//! split does not wait for work on streams.
 
 use std::ffi::c_int;
 use std::sync::atomic::Ordering;
@@ -23,7 +23,7 @@ pub(crate) fn split(parent: &Comm, colour: c_int, key: c_int) -> Outcome<Option<
     meet(&parent.segment, parent.rank, Room::Host, CALL)?;
     let notes: Vec<_> = (0..parent.ranks()).map(|rank| read_note(parent, rank)).collect();
     let members = members_of(&notes, colour);
-    // All have read the notes once all have come here again; only then may they change.
+    // All have read the notes once all meet here again; only then may they change.
     meet(&parent.segment, parent.rank, Room::Host, CALL)?;
     let leads = colour != NO_COLOUR && members.first() == Some(&parent.rank);
     if leads {
@@ -37,7 +37,7 @@ pub(crate) fn split(parent: &Comm, colour: c_int, key: c_int) -> Outcome<Option<
     Comm::join(rendezvous, members.len(), seat, parent.device).map(Some)
 }
 
-/// The old ranks of a colour in their new order.
+/// The old ranks with this colour in their new order.
 fn members_of(notes: &[[u64; NOTE]], colour: c_int) -> Vec<usize> {
     let mut members: Vec<usize> = (0..notes.len()).filter(|rank| notes[*rank][0] as c_int == colour).collect();
     members.sort_by_key(|rank| (notes[*rank][1] as c_int, *rank));

@@ -1,9 +1,9 @@
-//! Sends and receives as the stream's worker executes them.
+//! Sends and receives, as executed by the stream's worker.
 //!
 //! For each ordered pair of ranks there is a mailbox of one chunk. Both sides announce the size of each message in it
-//! before data moves, so a message begins when both have come to it, as over NCCL's network transports, and both see
-//! sizes that differ. All transfers of a group progress together; transfers between the same two ranks in one direction
-//! keep their order. A rank with nothing to do sleeps on its bell, which the others ring.
+//! before data moves, so a message begins when both have reached it, as over NCCL's network transports, and both notice
+//! different sizes. All transfers of a group progress together; transfers between the same two ranks in one direction
+//! keep their order. An idle rank sleeps on its bell, which the others ring.
 #![allow(unsafe_code)]
 
 use std::collections::{BTreeMap, VecDeque};
@@ -16,7 +16,7 @@ use super::error::{Code, Failure, Outcome};
 use super::meeting::Watch;
 use super::segment::{self, Announcements, Mailbox};
 
-/// Which way the data goes.
+/// The direction of the data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Direction {
     Send,
@@ -24,7 +24,7 @@ pub(crate) enum Direction {
 }
 
 impl Direction {
-    /// The function that a caller knows it by.
+    /// The function by which callers know it.
     pub(crate) fn call(self) -> &'static str {
         match self {
             Self::Send => "ncclSend",
@@ -42,12 +42,12 @@ pub(crate) struct Transfer {
     pub(crate) bytes: usize,
 }
 
-/// How far the first transfer of a line is.
+/// The progress of the first transfer of a line.
 #[derive(Clone, Copy)]
 enum Stage {
-    /// Not begun; delayed until the time.
+    /// Not begun; delayed until this time.
     Held(Instant),
-    /// Announced to the peer with this number.
+    /// Announced to the peer as this number.
     Announced(u32),
     /// Both sides agree on the size, and this many bytes have been moved.
     Moving(usize),
@@ -119,7 +119,7 @@ impl Line {
         }
     }
 
-    /// Takes one step with the first transfer, if the time and the peer permit.
+    /// Takes one step with the first transfer, if its delay is over and the peer is ready.
     fn advance(&mut self, comm: &Comm) -> Outcome<bool> {
         let Some(transfer) = self.waiting.front().copied() else { return Ok(false) };
         let (mailbox, ours, theirs) = self.sides(comm);
@@ -170,7 +170,7 @@ impl Line {
     }
 }
 
-/// Fails the communicator if the peer's size is not this rank's.
+/// Fails the communicator if the peer's size differs from this rank's.
 fn compare(comm: &Comm, transfer: &Transfer, theirs: usize) -> Outcome<()> {
     let ours = transfer.bytes;
     if ours == theirs {
@@ -186,7 +186,7 @@ fn compare(comm: &Comm, transfer: &Transfer, theirs: usize) -> Outcome<()> {
     Err(failure)
 }
 
-/// Puts the next chunk into the mailbox; nothing while the previous one is still there.
+/// Puts the next chunk into the mailbox; `None` while the previous one is still there.
 fn post(comm: &Comm, mailbox: &Mailbox, transfer: &Transfer, moved: usize) -> Option<usize> {
     let segment = &comm.segment;
     let posted = mailbox.posted.load(Ordering::Relaxed);
@@ -202,7 +202,7 @@ fn post(comm: &Comm, mailbox: &Mailbox, transfer: &Transfer, moved: usize) -> Op
     Some(len)
 }
 
-/// Takes a chunk out of the mailbox; nothing while there is none.
+/// Takes a chunk out of the mailbox; `None` if there is none.
 fn take(comm: &Comm, mailbox: &Mailbox, transfer: &Transfer, moved: usize) -> Option<usize> {
     let taken = mailbox.taken.load(Ordering::Relaxed);
     if mailbox.posted.load(Ordering::Acquire) == taken {

@@ -1,8 +1,8 @@
-//! Unique ids: where the ranks of a communicator find their common memory.
+//! Unique ids: where the ranks of a communicator find their shared memory.
 //!
 //! The memory is a memfd, reached through `/proc/<pid>/fd/<fd>` of the process that asked for the id. It has no name in
-//! any file system, so nothing can be left behind, however a process ends, and the size limit of /dev/shm does not
-//! apply. As with NCCL, that process must live until the communicator is made.
+//! any file system, so nothing is left behind, however a process ends, and the size limit of /dev/shm does not apply.
+//! As with NCCL, that process must live until the communicator is created.
 
 use std::collections::BTreeMap;
 use std::ffi::c_char;
@@ -26,7 +26,7 @@ pub struct ncclUniqueId {
     pub internal: [c_char; BYTES],
 }
 
-/// What a unique id says.
+/// The content of a unique id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Rendezvous {
     process: u32,
@@ -38,7 +38,7 @@ pub(crate) struct Rendezvous {
 static OWNED: Mutex<BTreeMap<u64, OwnedFd>> = Mutex::new(BTreeMap::new());
 
 impl Rendezvous {
-    /// Makes fresh memory of size zero, owned by this process.
+    /// Creates memory of size zero, owned by this process.
     pub(crate) fn create() -> Outcome<Self> {
         let process = std::process::id();
         let nonce = RandomState::new().hash_one(process);
@@ -52,7 +52,7 @@ impl Rendezvous {
     pub(crate) fn open(self) -> Outcome<File> {
         let path = format!("/proc/{}/fd/{}", self.process, self.descriptor);
         let expected = format!("/memfd:{PREFIX}-{:016x} (deleted)", self.nonce);
-        // The number may stand for something else by now: an id serves one communicator.
+        // The number may stand for something else by now, as an id serves one communicator only.
         let target = std::fs::read_link(&path).ok();
         if target.is_none_or(|target| target.as_os_str() != expected.as_str()) {
             return Err(Failure::new(
@@ -102,7 +102,7 @@ impl Rendezvous {
     }
 }
 
-/// Gives `file` at least `size` bytes. All ranks do this with the same size, whoever comes first.
+/// Gives `file` at least `size` bytes. All ranks do this with the same size, in any order.
 pub(crate) fn grow(file: &File, size: usize) -> Outcome<()> {
     if file.metadata().map_err(|cause| failed("fstat", &cause))?.len() >= size as u64 {
         return Ok(());

@@ -1,4 +1,4 @@
-//! Memory of NCCL's, and windows: here a window only says where this rank's memory is, so that ranks need not meet.
+//! NCCL's memory and windows: here a window only records where this rank's memory is, so that ranks need not meet.
 #![allow(unsafe_code)]
 #![allow(non_camel_case_types)]
 
@@ -14,7 +14,7 @@ use crate::handles::Handles;
 /// C's `ncclWindow_t`.
 pub type ncclWindow_t = *mut c_void;
 
-/// This rank's memory of one.
+/// This rank's memory of a window.
 struct Window {
     comm: usize,
     data: usize,
@@ -43,7 +43,7 @@ pub extern "C" fn ncclMemFree(ptr: *mut c_void) -> ncclResult_t {
     boundary(|| cuda(cudaFree(ptr) as c_int))
 }
 
-/// Makes a window of memory.
+/// Creates a window over memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclCommWindowRegister(
     comm: ncclComm_t,
@@ -72,7 +72,7 @@ pub extern "C" fn ncclCommWindowDeregister(comm: ncclComm_t, win: ncclWindow_t) 
     })
 }
 
-/// Where this rank's memory of a window begins; of NCCL 2.29.
+/// Where this rank's memory of a window begins; in NCCL since 2.29.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclWinGetUserPtr(
     comm: ncclComm_t,

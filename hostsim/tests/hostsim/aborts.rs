@@ -11,7 +11,7 @@ use crate::codes::*;
 use crate::failures::{async_error, await_failure, count, expect_failure, gather};
 use crate::kit::{Buffer, Rank, Stream, launch, run};
 
-/// An address that other threads may use.
+/// An address that may be sent to other threads.
 #[derive(Clone, Copy)]
 struct Shared(ncclComm_t);
 
@@ -28,7 +28,7 @@ impl Shared {
     }
 }
 
-/// Does something in another thread, after the calling one has had time to block.
+/// Runs `work` in another thread, after the calling one has had time to block.
 fn later<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> std::thread::JoinHandle<T> {
     std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(100));
@@ -36,7 +36,7 @@ fn later<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> std::t
     })
 }
 
-/// Rank 2 never joins the all-gather. Rank 0 aborts once it knows, by a second communicator, that rank 1 is in it.
+/// Rank 2 never joins the all-gather. Rank 0 aborts once a second communicator has told it that rank 1 is in it.
 #[test]
 fn an_abort_ends_the_operations_of_all_ranks() {
     run(3, &[], |me| {
@@ -119,7 +119,7 @@ fn an_abort_in_another_thread_frees_all_streams() {
             assert_eq!(buffer.bytes(), [1; 8], "nothing came");
             drop((buffer, gathered));
         }
-        // Other communicators of the process, and its streams, are as good as before.
+        // Other communicators and streams of the process are unaffected.
         drop(gather(&spare, 10));
         spare.end();
     });
@@ -185,8 +185,8 @@ fn a_first_operation_that_connects_waits_in_its_call() {
     assert!(begin.elapsed() < Duration::from_secs(15), "nobody timed out");
 }
 
-/// Rank 1 has nothing to do and aborts one communicator, rank 2 destroys the other: the messages that
-/// they sent before arrive, and those that never come fail.
+/// Rank 1 has nothing to do and aborts one communicator, rank 2 destroys the other: the messages that they sent before
+/// arrive, and those that they never send fail.
 #[test]
 fn a_rank_that_has_left_is_not_waited_for() {
     let begin = Instant::now();

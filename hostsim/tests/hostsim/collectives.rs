@@ -12,7 +12,7 @@ use crate::kit::{Buffer, Rank, Stream, new_id, own_device, run_also_late};
 
 const BF16: c_int = 9;
 const MAX: c_int = 2;
-/// More than one slot of the segment, and no multiple of anything.
+/// More than one slot of the segment, and a multiple of nothing convenient.
 const LARGE: usize = (1 << 20) / 4 + 333;
 
 #[test]
@@ -40,7 +40,7 @@ fn check_collectives(me: Rank) {
     assert_eq!(ncclCommCount(me.comm, Some(&mut ranks)), SUCCESS);
     assert_eq!(ncclCommCuDevice(me.comm, Some(&mut device)), SUCCESS);
     assert_eq!((rank as usize, ranks as usize, device), (me.rank, me.ranks, rank));
-    // Of many ranks, which share few cores, the large ones take long and show nothing else.
+    // With many ranks on few cores the large ones take long and show nothing new.
     let large = if me.ranks < 8 { LARGE } else { 2000 };
     for count in [1, 1000, large] {
         gather(&me, count);
@@ -95,8 +95,8 @@ fn broadcast(me: &Rank, count: usize) {
     }
 }
 
-/// Operations of one communicator share its slots, so they must not overlap although their streams
-/// do not wait for each other.
+/// Operations of one communicator share its slots, so they must not overlap even if their streams do not wait for each
+/// other.
 fn two_streams(me: &Rank) {
     const ROUNDS: usize = 20;
     let streams = [Stream::with_flags(1), Stream::with_flags(1)];
@@ -141,7 +141,7 @@ fn wrong_arguments_are_refused() {
     assert_eq!(ncclAllReduce(both, both, 1, BF16, SUM, me, none), INVALID_ARGUMENT);
     assert_eq!(ncclSend(both, 1, FLOAT, -1, me, none), INVALID_ARGUMENT);
     assert_eq!(ncclAllGather(both, both, 64, UINT8, me, 0x999 as _), 1, "no such stream");
-    // A refused call spoils its group, and only that.
+    // A refused call spoils its group, and nothing else.
     assert_eq!(ncclGroupStart(), SUCCESS);
     assert_eq!(ncclSend(both, 1, FLOAT, 7, me, none), INVALID_ARGUMENT);
     assert_eq!(ncclGroupEnd(), INVALID_ARGUMENT);

@@ -13,7 +13,7 @@ use crate::kit::{Buffer, Rank, Stream, new_id, own_device, run, run_also_late};
 
 const UNDEFINED: c_int = c_int::MIN;
 
-/// What `NCCL_CONFIG_INITIALIZER` of NCCL 2.18 sets.
+/// The content of `NCCL_CONFIG_INITIALIZER` in NCCL 2.18.
 fn initial() -> ncclConfig_t {
     ncclConfig_t {
         size: size_of::<ncclConfig_t>(),
@@ -49,13 +49,13 @@ fn configurations_of_any_version_are_read() {
     assert_eq!(make(&raw const plain), SUCCESS);
     let chosen = ncclConfig_t { blocking: 1, cgaClusterSize: 0, minCTAs: 1, maxCTAs: 4, splitShare: 0, ..initial() };
     assert_eq!(make(&raw const chosen), SUCCESS);
-    // A later version's, with fields that are not known here.
+    // A later version's configuration, with fields that are unknown here.
     #[repr(C)]
     struct Later(ncclConfig_t, [c_uint; 10]);
     let mut later = Later(chosen, [7; 10]);
     later.0.size = size_of::<Later>();
     assert_eq!(make((&raw const later).cast()), SUCCESS);
-    // An earlier one's, which ends behind `blocking`.
+    // An earlier version's, which ends after `blocking`.
     let mut earlier = initial();
     (earlier.size, earlier.splitShare) = (24, 99);
     assert_eq!(make(&raw const earlier), SUCCESS);
@@ -83,14 +83,14 @@ fn wrong_configurations_are_refused() {
     }
 }
 
-/// Each process is one rank of four communicators, which it makes in four threads at once, from own
-/// ids that travel by a collective, and uses at once.
+/// Each process is one rank of four communicators, which it creates in four threads at once, from their own ids that
+/// travel by a collective, and uses at once.
 #[test]
 fn processes_hold_many_communicators() {
     run_also_late(2, |me| {
         const MANY: usize = 4;
-        // Buffers are made and freed, and communicators destroyed, outside of the threads: that waits for the device,
-        // and so for messages of other threads.
+        // Buffers are created and freed, and communicators destroyed, outside the threads: that synchronizes the
+        // device, and so waits for messages of other threads.
         let parts = [(); MANY].map(|()| {
             let sent = Buffer::filled(1000, me.rank as u8);
             (shared_id(&me), sent, Buffer::new(1000))
@@ -109,7 +109,7 @@ fn processes_hold_many_communicators() {
     });
 }
 
-/// An id that rank 0 makes, for all ranks.
+/// An id for all ranks, created by rank 0.
 fn shared_id(me: &Rank) -> ncclUniqueId {
     let id = new_id().internal.map(|byte| byte as u8);
     let (mine, all) = (Buffer::from_bytes(&id), Buffer::new(id.len() * me.ranks));
@@ -122,7 +122,7 @@ fn shared_id(me: &Rank) -> ncclUniqueId {
     shared
 }
 
-/// Makes a communicator in the calling thread and sends around a ring; gives it back, and the buffers.
+/// Creates a communicator in the calling thread and sends around a ring; returns it and the buffers.
 fn use_one(id: ncclUniqueId, (rank, ranks): (usize, usize), sent: Buffer, got: Buffer) -> (Rank, [Buffer; 2]) {
     assert_eq!(cudaSetDevice(rank as c_int), SUCCESS);
     let mut comm = null_mut();
@@ -143,8 +143,8 @@ fn use_one(id: ncclUniqueId, (rank, ranks): (usize, usize), sent: Buffer, got: B
     (me, [sent, got])
 }
 
-/// Rank 0 begins a receive and an all-gather on one communicator. Rank 1 joins them only after both
-/// ranks have done the same on another.
+/// Rank 0 begins a receive and an all-gather on one communicator. Rank 1 joins them only after both ranks have done the
+/// same on another.
 #[test]
 fn communicators_do_not_wait_for_each_other() {
     run(2, &[], |first| {

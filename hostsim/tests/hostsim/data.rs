@@ -16,7 +16,7 @@ pub(crate) fn floats(count: usize, value: impl Fn(usize) -> f32) -> Buffer {
     Buffer::from_bytes(&bytes)
 }
 
-/// Compares received elements with what they must be.
+/// Compares received elements with the expected ones.
 pub(crate) fn check(buffer: &Buffer, expected: impl Fn(usize) -> f32) {
     let got = buffer.floats();
     let wrong = (0..got.len()).find(|index| got[*index] != expected(*index));

@@ -1,4 +1,4 @@
-//! Random delays: every kind of operation has them. That none goes wrong by them: `kit::run_also_late`.
+//! Random delays: every kind of operation has them. `kit::run_also_late` tests that they cause no errors.
 
 use std::time::{Duration, Instant};
 
@@ -8,8 +8,8 @@ use crate::codes::*;
 use crate::failures::gather;
 use crate::kit::{Buffer, run};
 
-/// The mean of a delay is 5 ms. A collective has two of them, at its begin and its end; messages of
-/// one line have one each, and they add up.
+/// The mean delay is 5 ms. A collective has two, at its begin and end; messages of one line have one each, and they add
+/// up.
 #[test]
 fn operations_are_delayed() {
     run(1, &[("NCCLEP_HOSTSIM_DELAY_US", "10000")], |me| {

@@ -1,5 +1,5 @@
-//! Captures and graphs: order, replays with new data, and the calls that a capture forbids. Each test is a
-//! process of its own, as a capture minds the calls of all threads.
+//! Captures and graphs: order, replays with new data, and the calls that a capture forbids. Each test is a separate
+//! process, as a capture is affected by the calls of all threads.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
@@ -40,7 +40,7 @@ fn replays() {
     });
 }
 
-/// A ring of messages in a graph, with messages outside of it between the replays.
+/// A ring of messages in a graph, with other messages between the replays.
 #[test]
 fn messages_in_graphs() {
     run(2, &[], |me| {
@@ -68,7 +68,7 @@ fn messages_in_graphs() {
     });
 }
 
-/// Makes further work of `to` wait for the present work of `from`.
+/// Orders further work of `to` after the present work of `from`.
 fn follow(to: &Stream, from: &Stream) -> i32 {
     let event = event();
     assert_eq!(cudaEventRecord(event, from.0), SUCCESS);
@@ -87,7 +87,7 @@ fn end(stream: &Stream) -> (i32, cudaGraph_t) {
     (code, graph)
 }
 
-/// Ends a capture and makes its graph ready for launches.
+/// Ends a capture and instantiates its graph.
 fn executable(stream: &Stream) -> cudaGraphExec_t {
     let (code, graph) = end(stream);
     assert_eq!(code, SUCCESS);
@@ -119,7 +119,7 @@ unsafe extern "C" fn to_target(_: *mut c_void) {
     TARGET.store(MIDDLE.load(Ordering::Relaxed), Ordering::Relaxed);
 }
 
-/// Ends when the other lane's work has run, so the lanes must run side by side.
+/// Returns once the other lane's work has run, so the lanes must run concurrently.
 unsafe extern "C" fn wait_for_other_lane(_: *mut c_void) {
     while RUNS.load(Ordering::Relaxed) == 0 {
         std::thread::sleep(Duration::from_millis(1));
@@ -132,7 +132,7 @@ unsafe extern "C" fn released(_: *mut c_void) {
     RELEASED.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Until the graph and what was made of it are destroyed; a capture that failed owns nothing.
+/// Until the graph and what was made from it are destroyed; a failed capture owns nothing.
 fn a_graph_owns_what_it_is_given() {
     let stream = Stream::new();
     let give = || {
@@ -159,7 +159,7 @@ fn a_graph_owns_what_it_is_given() {
     assert_eq!((unknown, RELEASED.load(Ordering::Relaxed)), (1, 2));
 }
 
-/// Work that goes from lane to lane arrives in every replay, and lanes without order run side by side.
+/// Work that passes from lane to lane arrives in every replay, and lanes without order run concurrently.
 fn lanes_keep_their_order() {
     let (origin, branch) = (Stream::new(), Stream::with_flags(1));
     begin(&origin, THREAD_LOCAL);
@@ -193,7 +193,7 @@ fn lanes_keep_their_order() {
     assert_ne!(cudaGraphLaunch(graph, origin.0), SUCCESS);
 }
 
-/// A call that breaks a rule, on a stream that is captured and another one; what it must return.
+/// A call that breaks a rule, given a captured stream and another one; and what it must return.
 type Mistake = (fn(&Stream, &Stream) -> i32, i32);
 
 const MISTAKES: &[Mistake] = &[
@@ -250,7 +250,7 @@ fn rules_of_captures() {
     assert_eq!(cudaStreamBeginCapture(null_mut(), RELAXED), UNSUPPORTED);
 }
 
-/// What captures mind in the relaxed mode, too, whatever mode the thread is in; and a question that they do not mind.
+/// Calls that captures forbid in any mode, the relaxed one included; and a query that is always allowed.
 fn in_any_mode(memory: &Buffer) {
     type Call = fn(*mut c_void) -> i32;
     let calls: [(Call, i32); 4] = [
@@ -289,7 +289,7 @@ fn the_end_is_wrong(captured: &Stream, other: &Stream, memory: &Buffer) {
     assert_eq!((status(captured), status(other)), (0, 0));
 }
 
-/// Calls of other threads count in the global mode alone, and none of a relaxed thread.
+/// Calls of other threads matter in the global mode only, and none of a relaxed thread matters.
 fn whose_calls_count(captured: &Stream) {
     for (mode, elsewhere) in [(GLOBAL, UNSUPPORTED), (THREAD_LOCAL, SUCCESS), (RELAXED, SUCCESS)] {
         begin(captured, mode);
@@ -308,7 +308,7 @@ fn whose_calls_count(captured: &Stream) {
     }
 }
 
-/// Captures that mind calls of other threads mind NCCL's own as it frees memory, however the caller minds captures.
+/// Captures that other threads' calls invalidate are invalidated by NCCL's own frees, whatever the caller's mode.
 fn the_end_of_a_communicator(me: Rank) {
     let captured = Stream::with_flags(1);
     begin(&captured, GLOBAL);

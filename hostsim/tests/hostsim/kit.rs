@@ -28,8 +28,8 @@ const ID: &str = "HOSTSIM_TEST_ID";
 const RANKS: &str = "HOSTSIM_TEST_RANKS";
 const RANK: &str = "HOSTSIM_TEST_RANK";
 
-/// Gives the calling test a device that no other test running at the same time uses. The first few
-/// are left to the ranks of communicators.
+/// Gives the calling test a device that no other running test uses. The first few are left to the ranks of
+/// communicators.
 pub(crate) fn own_device() {
     const DEVICES: std::ops::Range<i32> = 8..16;
     static NEXT: AtomicI32 = AtomicI32::new(0);
@@ -86,7 +86,7 @@ pub(crate) fn launch(stream: cudaStream_t, work: impl FnOnce() + Send + 'static)
     assert_eq!(code, 0);
 }
 
-/// Holds up a stream until it is opened or dropped, so that a failed test does not hang.
+/// Blocks a stream until it is opened or dropped, so that a failed test does not hang.
 pub(crate) struct Gate(Arc<(Mutex<bool>, Condvar)>);
 
 impl Gate {
@@ -197,7 +197,7 @@ impl Rank {
         Self { comm, rank, ranks, stream: Stream::new() }
     }
 
-    /// A second communicator of the same ranks, with a stream of its own.
+    /// A second communicator of the same ranks, with its own stream.
     pub(crate) fn duplicate(&self) -> Self {
         let mut comm = std::ptr::null_mut();
         let (key, config) = (self.rank as i32, std::ptr::null());
@@ -231,7 +231,7 @@ pub(crate) fn seat() -> (usize, usize) {
     (number(RANK), number(RANKS))
 }
 
-/// The unique id that the parent made.
+/// The unique id that the parent created.
 pub(crate) fn id() -> ncclUniqueId {
     let mut id = ncclUniqueId { internal: [0; 128] };
     for (to, from) in id.internal.iter_mut().zip(std::env::var(ID).expect("set").bytes()) {
@@ -249,13 +249,13 @@ pub(crate) fn new_id() -> ncclUniqueId {
 /// Random delays of everything.
 const LATE: &[(&str, &str)] = &[("NCCLEP_HOSTSIM_DELAY_US", "300"), ("NCCLEP_HOSTSIM_DELAY_SEED", "7")];
 
-/// The name of the test that a closure is from.
+/// The name of the test that a closure belongs to.
 fn test_of<Work>(_: &Work) -> &'static str {
     let path = std::any::type_name::<Work>().trim_end_matches("::{{closure}}");
     path.split_once("::").expect("the program's name").1
 }
 
-/// Starts one process per rank: `test` once more, of which such a process does `work` alone.
+/// Starts one process per rank, each of which runs `test` again but does only `work`.
 fn start_test(test: &str, ranks: usize, settings: &[(&str, &str)], work: impl Fn()) -> Vec<Child> {
     if std::env::var(RANK).is_ok() {
         work();
@@ -290,7 +290,7 @@ pub(crate) fn has_done(output: &Output) -> bool {
     output.status.code() == Some(DONE)
 }
 
-/// Waits for processes and returns what they said.
+/// Waits for processes and returns their output.
 pub(crate) fn finish(children: Vec<Child>) -> Vec<Output> {
     children.into_iter().map(|child| child.wait_with_output().expect("an end")).collect()
 }
@@ -306,12 +306,12 @@ fn succeed(children: Vec<Child>) -> String {
     said
 }
 
-/// As `start`, until the end of the processes.
+/// As `start`, and waits for the processes.
 pub(crate) fn processes(ranks: usize, settings: &[(&str, &str)], work: impl Fn()) -> String {
     succeed(start(ranks, settings, work))
 }
 
-/// The same of ranks of a communicator, at once and with delays.
+/// The same for ranks of a communicator, without and with delays.
 pub(crate) fn run_also_late(ranks: usize, work: impl Fn(Rank)) {
     let test = test_of(&work);
     for settings in [&[], LATE] {
@@ -319,7 +319,7 @@ pub(crate) fn run_also_late(ranks: usize, work: impl Fn(Rank)) {
     }
 }
 
-/// The same of ranks of a communicator.
+/// The same for ranks of a communicator.
 pub(crate) fn run(ranks: usize, settings: &[(&str, &str)], work: impl Fn(Rank)) -> String {
     succeed(start_test(test_of(&work), ranks, settings, || work(Rank::from_environment())))
 }

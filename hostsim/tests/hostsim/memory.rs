@@ -53,7 +53,7 @@ fn odd_requests() {
     assert_eq!(cudaFreeHost(host), INVALID_VALUE, "freed twice");
 }
 
-/// Work that must die of a memory fault.
+/// Runs work that must die of a memory fault.
 fn crashes(work: impl Fn()) {
     let output = finish(start(1, &[], work)).remove(0);
     assert_eq!(output.status.signal(), Some(SIGSEGV), "{output:?}");

@@ -48,7 +48,7 @@ fn a_wrong_size_among_right_ones_is_found() {
                 me.receive(&buffer, bytes, peer);
             }
         }
-        // Rank 1 has only right messages: it ends them, or gives them up when the others fail, which may be before it
+        // Rank 1 has only right messages: it completes them, or gives up when the others fail, which may be before it
         // has begun.
         let begun = ncclGroupEnd();
         assert!(begun == SUCCESS || me.rank == 1 && begun == INVALID_USAGE, "{begun}");
@@ -92,7 +92,7 @@ fn messages_of_a_pair_keep_their_order() {
     });
 }
 
-/// A receive in a stream that is held up: the send waits, be it as small as it may.
+/// The receive is in a blocked stream: the send waits, however small it is.
 #[test]
 fn a_message_begins_when_both_have_come() {
     run(2, &[], |me| {
@@ -112,7 +112,7 @@ fn a_message_begins_when_both_have_come() {
             for bytes in [8, 0] {
                 me.receive(&buffer, bytes, 0);
             }
-            // Not before the sender has looked.
+            // Not before the sender has checked.
             news.receive(&token, 1, 0);
             assert_eq!(news.stream.synchronize(), SUCCESS);
             gate.open();

@@ -231,7 +231,7 @@ fn a_destroyed_stream_finishes_its_work() {
     assert_eq!(journal.read(), ["late"]);
 }
 
-/// In a process of its own, because other tests use the same devices.
+/// In a separate process, because other tests use the same devices.
 #[test]
 fn a_device_can_be_reset() {
     processes(1, &[], || {
@@ -261,13 +261,13 @@ fn a_device_can_be_reset() {
     });
 }
 
-/// As CUDA, which does not survive a fork: nothing waits for a thread that the child does not have.
+/// As in CUDA, which does not survive a fork: no call waits for a thread that the child lacks.
 #[test]
 fn a_forked_process_is_refused() {
     const INITIALIZATION_ERROR: i32 = 3;
     own_device();
     let stream = Stream::new();
-    // SAFETY: the child makes one call, which takes no lock and no memory, and ends.
+    // SAFETY: the child makes one call, which takes no lock and allocates no memory, and ends.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let code = stream.synchronize();

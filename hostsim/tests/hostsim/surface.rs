@@ -13,7 +13,7 @@ use ncclep_hostsim::nccl::api::*;
 use crate::codes::*;
 use crate::kit::processes;
 
-/// Functions that the library stands in for; one that vanishes breaks programs when they link.
+/// Numbers of exported functions; if one vanishes, programs fail to link.
 const CUDA_NAMES: usize = 48;
 const NCCL_NAMES: usize = 36;
 const INVALID_DEVICE: i32 = 101;
@@ -37,7 +37,7 @@ fn versions_and_marker() {
     assert_eq!(cudaDriverGetVersion(None), INVALID_VALUE);
 }
 
-/// What a tool says about the shared library, which lies beside this program.
+/// What a tool reports about the shared library, which is beside this program.
 fn inspect(tool: &str, option: &str) -> String {
     let program = std::env::current_exe().expect("own path");
     let library = program.with_file_name("libncclep_hostsim.so");
@@ -67,7 +67,7 @@ fn only_names_for_c_are_exported() {
     assert_eq!(exported.iter().filter(|name| name.starts_with("nccl")).count(), NCCL_NAMES);
 }
 
-/// With an empty library in the place of the GPU driver's.
+/// With an empty library in place of the GPU driver's.
 #[test]
 fn nothing_works_beside_a_driver_unless_told() {
     let answer = |settings: &[(&str, &str)]| {

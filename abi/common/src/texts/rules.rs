@@ -1,4 +1,4 @@
-//! The text of each rule, as it follows the argument that breaks it.
+//! The text of each rule, to follow the argument that breaks it.
 
 use super::{Names, code_name};
 use nccl_ep_core::error::refusal::{AmongRanks, Extent, InSequence, OfMemory, OfSettings, OfTensor, Role, Rule};

@@ -28,9 +28,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long a wait for a routing spins; most end within that.
-const AWAKE: Duration = Duration::from_micros(500);
+const SPIN_TIME: Duration = Duration::from_micros(500);
 /// How long it sleeps between polls after that.
-const NAP: Duration = Duration::from_micros(20);
+const POLL_INTERVAL: Duration = Duration::from_micros(20);
 
 /// Whether the kernels of a line pass rows through shared memory.
 fn have_staging(line: Line) -> bool {
@@ -176,7 +176,7 @@ impl HtShared {
             if waited >= within {
                 return Ok(None);
             }
-            if waited < AWAKE { std::hint::spin_loop() } else { std::thread::sleep(NAP) }
+            if waited < SPIN_TIME { std::hint::spin_loop() } else { std::thread::sleep(POLL_INTERVAL) }
         }
     }
 

@@ -24,9 +24,9 @@ use std::time::{Duration, Instant};
 const BYTES: usize = size_of::<MessageHeader>();
 /// How long the host polls without sleeping: on a fast network the headers arrive within that time, and the shortest
 /// sleep takes as long as they do.
-const AWAKE: Duration = Duration::from_micros(100);
+const SPIN_TIME: Duration = Duration::from_micros(100);
 /// How long it sleeps between polls after that.
-const NAP: Duration = Duration::from_micros(20);
+const POLL_INTERVAL: Duration = Duration::from_micros(20);
 
 /// Memory for a handshake: this rank's header, then those of the ranks that it forwards for. The network accesses host
 /// memory: a copy behind an exchange could hold up copies of other streams.
@@ -112,10 +112,10 @@ impl Handshake {
             {
                 return Err(fault);
             }
-            if waited < AWAKE {
+            if waited < SPIN_TIME {
                 std::hint::spin_loop();
             } else {
-                std::thread::sleep(NAP);
+                std::thread::sleep(POLL_INTERVAL);
             }
         }
         transport.health().map_or(Ok(()), Err)

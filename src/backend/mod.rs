@@ -74,11 +74,10 @@ pub trait GroupBackend: Send + Sync {
 }
 
 pub trait LlGroupBackend: Send + Sync {
-    /// Creates a handle whose block is in `home` (a caller's memory on one node only); local, and enqueues no work.
-    /// `routing` is an error on a rank that refused its arguments, and that rank gets it back; over several nodes its
-    /// forwarders learn of it when the handle is first used. In a caller's memory the block of an equal handle serves
-    /// combines before this one dispatches. A block of the library's that a graph uses serves only handles made on a
-    /// stream while that graph is captured there.
+    /// Creates a handle with its block in `home`, a caller's memory on one node only; local, enqueues nothing. A rank
+    /// that refused its arguments gets the error in `routing` back; over several nodes its forwarders learn of it on
+    /// first use. In a caller's memory the block of an equal handle serves combines until this one dispatches. A block
+    /// of the library's that a graph uses serves only handles made on a stream captured into that graph.
     fn open_handle(
         self: Arc<Self>,
         routing: Result<Routing>,

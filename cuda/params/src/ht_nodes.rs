@@ -312,7 +312,7 @@ pub struct HtDispatchNodesParams {
     pub stage: HtStage,
 }
 
-/// Parameters of `ht_dispatch_nodes_scaled` and `ht_dispatch_nodes_cast`. Rows that came from other nodes have their scales behind them; then `scaled.rows.from` is nowhere.
+/// Parameters of `ht_dispatch_nodes_scaled` and `_cast`. Scales follow rows from other nodes; then `rows.from` is NULL.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct HtScaledDispatchNodesParams {

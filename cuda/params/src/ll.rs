@@ -122,8 +122,8 @@ pub fn reciprocal(divisor: u32) -> u32 {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct LlHandleMemory {
-    /// `[sources][max_tokens][top_k]`: the expert of each entry of this rank, and of those that it forwards for; negative
-    /// if it names none.
+    /// `[sources][max_tokens][top_k]`: the expert of each entry of this rank, and of the ranks that it forwards for;
+    /// negative if none.
     pub expert_of: *mut i32,
     /// `[ranks][max_tokens][top_k]`: output row of each entry that arrived here, negative if none. Rank-major: that of
     /// each token, at its first entry.
@@ -184,8 +184,8 @@ pub struct LlNodes {
     pub rank_of_source: *const u32,
     /// `[nodes - 1]`, by distance from 1 on.
     pub rail_peers: *const u32,
-    /// `[sources - 1]` messages of rows, `rows_stride` apart. In a dispatch, from each source: a header, its rows, its ids,
-    /// rank-major its weights. In a combine, to each source: a header, and this node's sums for its tokens.
+    /// `[sources - 1]` messages of rows, `rows_stride` apart. In a dispatch, from each source: a header, its rows, ids
+    /// and, rank-major, weights. In a combine, to each source: a header, and this node's sums for its tokens.
     pub rows: *mut u8,
     /// `[sources - 1]` messages of a combine, `weights_stride` apart: a header, and the weight with which each entry of
     /// the source takes part.

@@ -1,5 +1,5 @@
-//! CUDA error numbers, their names and texts, the last error of each thread, and what every CUDA entry point does around
-//! its body.
+//! CUDA error numbers, their names and texts, the last error of each thread, and what every CUDA entry point does
+//! around its body.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;

@@ -56,8 +56,8 @@ impl Chunks {
         let Some(large) = Self::at_blocks(row, LL_SCALED_CHUNK_VECS) else {
             return Self::evenly(row);
         };
-        // Flags must mean the same in either cut, also those of a lane's first scales, which suffice; and with less than 16
-        // bytes of scales per small chunk, those of a cast would fall into another chunk.
+        // Flags must mean the same in either cut, also those of a lane's first scales, which suffice; and with less
+        // than 16 bytes of scales per small chunk, a cast's would fall into another.
         let of_last = row.slot_bytes() - row.payload.bytes() - (large.count - 1) * large.scales;
         let suits = |small: &Self| {
             let is_part = small.scales * LL_SCALED_CHUNK_VECS as usize == large.scales;

@@ -174,8 +174,8 @@ impl GroupWindows {
     }
 
     /// As [`PeerWindows::release`], but for ranks that have left together through the words of `teardown`, by words
-    /// again. The words are in windows of their own or in that of operations; these then serve the process's next group.
-    /// The `objects` end like the window of operations.
+    /// again. The windows with the words, their own or those of operations, then serve the process's next group. The
+    /// `objects` end like the window of operations.
     pub fn part(self, objects: Vec<PeerWindows>, teardown: &Teardown) -> Result<()> {
         let Self { operations, words } = self;
         let is_alone = operations.mappings.is_empty();

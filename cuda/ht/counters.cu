@@ -18,7 +18,7 @@ ENTRY(ht_counters) {
         if (has_zones) {
             tell_zone(params.told, zones, i, is_valid ? zones.begins[i] : 0, is_valid ? zones.begins[i + 1] : 0);
         } else {
-            tell(params.told.experts, i, params.counts[i]);
+            tell(params.told.experts, i, is_valid ? params.counts[i] : 0);
         }
     }
 }

@@ -28,6 +28,9 @@ const PACED_COMBINE_SENDERS: u32 = 10;
 /// A guess for combines of more than four ranks with many blocks.
 const COMBINE_SENDERS_OF_MANY: u32 = 11;
 const MANY_BLOCKS: u32 = 96;
+/// With four ranks further blocks make a dispatch of so many tokens slower.
+const BLOCKS_OF_FOUR: u32 = 32;
+const TOKENS_OF_FOUR: usize = 2048;
 /// Up to this many blocks of a combine, every block sends with so many of its warps and receives with the others: with
 /// two ranks (a guess for three), and from four on.
 const MIXED_BLOCKS_OF_FEW: u32 = 24;
@@ -143,14 +146,16 @@ pub struct Grid {
     pub send_blocks: u32,
     /// Most warps per block.
     pub warps: u32,
+    /// Blocks of an operation that casts, which gains from each.
+    cast_blocks: u32,
     /// Whether `send_warps` may take the place of `send_blocks`.
     mixes: bool,
 }
 
 impl Grid {
     /// The grid of an operation on this rank's `tokens`: the measured one if there is one, else the library's choice.
-    /// Granted channels, two blocks each, are an upper limit. Combines of four ranks get slower with more than the
-    /// library's own number, unless expert ranks sum zones: 24, 32 and 132 blocks take 492, 528 and 510 us.
+    /// Granted channels, two blocks each, are an upper limit. With four ranks more blocks get slower, unless there are
+    /// zones: 24, 32 and 132 take 492, 528 and 510 us in a combine, 498, 494 and 515 in a dispatch.
     pub fn new(facts: &GroupFacts, tuning: &Tuning, kind: HtKind, tokens: usize, device: DeviceLimits) -> Self {
         // A rank without tokens may still receive many.
         let work = if tokens == 0 { facts.max_tokens } else { Some(tokens) };
@@ -162,10 +167,13 @@ impl Grid {
             (None, granted) => granted.unwrap_or(AUTO_BLOCKS),
         };
         let fastest = match kind {
-            HtKind::Combine { .. } if facts.ranks == 4 && !facts.zones && measured.is_none() => AUTO_BLOCKS,
-            _ => u32::MAX,
+            _ if facts.ranks != 4 || facts.zones || measured.is_some() => u32::MAX,
+            HtKind::Combine { .. } => AUTO_BLOCKS,
+            HtKind::Dispatch { .. } if tokens >= TOKENS_OF_FOUR => BLOCKS_OF_FOUR,
+            HtKind::Dispatch { .. } => u32::MAX,
         };
-        let blocks = wanted.min(fastest).min(device.multiprocessors).max(2);
+        let cast_blocks = wanted.min(device.multiprocessors).max(2);
+        let blocks = cast_blocks.min(fastest);
         let own = kind.own_choice(facts.ranks, blocks);
         let choice = measured.unwrap_or(own);
         let send_blocks = match facts.ranks {
@@ -173,7 +181,8 @@ impl Grid {
             _ => share(blocks, choice.send_blocks, choice.blocks).clamp(1, blocks - 1),
         };
         let mixes = matches!(kind, HtKind::Combine { .. }) && measured.is_none();
-        Self { blocks, send_blocks, warps: (choice.threads.min(own.threads) / WARP).max(LEAST_WARPS), mixes }
+        let warps = (choice.threads.min(own.threads) / WARP).max(LEAST_WARPS);
+        Self { blocks, send_blocks, warps, cast_blocks, mixes }
     }
 
     /// The grid of `blocks` for an operation on rows by expert, for tokens with `top_k` experts each. Ignores
@@ -196,6 +205,7 @@ impl Grid {
                 _ => senders.clamp(1, blocks - 1),
             },
             warps: kind.most_threads() / WARP,
+            cast_blocks: blocks,
             mixes: false,
         }
     }
@@ -223,6 +233,7 @@ impl Grid {
                 0 => self.warps,
                 threads => (threads.min(kind.most_threads()) / WARP).max(LEAST_WARPS),
             },
+            cast_blocks: self.cast_blocks,
             mixes: self.mixes && launch.send_blocks == 0 && launch.threads == 0,
         }
     }
@@ -241,148 +252,12 @@ impl Grid {
     pub fn of_casts(self, ranks: usize) -> Self {
         let part = if ranks < 4 { CAST_SENDERS } else { CAST_SENDERS_OF_FOUR };
         // Rounded to nearest.
-        let senders = (self.blocks * part + CAST_BLOCKS / 2) / CAST_BLOCKS;
-        Self { send_blocks: senders.clamp(1, (self.blocks - 1).min(MOST_CAST_SENDERS)), ..self }
+        let blocks = self.cast_blocks;
+        let senders = (blocks * part + CAST_BLOCKS / 2) / CAST_BLOCKS;
+        Self { blocks, send_blocks: senders.clamp(1, (blocks - 1).min(MOST_CAST_SENDERS)), ..self }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::model::group::Algorithm;
-
-    const H200: DeviceLimits = DeviceLimits { multiprocessors: 132, shared_bytes: 227 << 10 };
-    const COMBINE: HtKind = HtKind::Combine { columns: 0 };
-    const DISPATCH: HtKind = HtKind::Dispatch { forward: true };
-
-    fn facts(ranks: usize, channels: Option<usize>) -> GroupFacts {
-        GroupFacts {
-            algorithm: Algorithm::HighThroughput,
-            ranks,
-            experts: 32 * ranks,
-            max_tokens: Some(4096),
-            row_bytes: 14_336,
-            channels,
-            ..GroupFacts::SAMPLE
-        }
-    }
-
-    #[test]
-    fn channels_are_two_blocks_each() {
-        for (channels, blocks) in [(1, 2), (4, 8), (1000, 132)] {
-            let facts = facts(8, Some(channels));
-            let grid = Grid::new(&facts, &Tuning::default(), COMBINE, 64, H200);
-            assert_eq!(grid.blocks, blocks);
-            assert!(grid.send_blocks >= 1 && grid.send_blocks < blocks);
-        }
-        let own = Grid::new(&facts(4, None), &Tuning::default(), DISPATCH, 64, H200);
-        assert_eq!((own.blocks, own.send_blocks, own.warps), (24, 8, 24));
-        for (ranks, dispatch, combine) in [(2, 9, 9), (3, 9, 9), (4, 8, 9), (8, 8, 9)] {
-            for (kind, senders) in [(DISPATCH, dispatch), (COMBINE, combine)] {
-                let own = Grid::new(&facts(ranks, None), &Tuning::default(), kind, 64, H200);
-                assert_eq!((own.blocks, own.send_blocks), (24, senders));
-            }
-        }
-    }
-
-    #[test]
-    fn ranks_and_blocks_decide_how_many_send() {
-        for (kind, ranks, channels, senders) in [
-            (COMBINE, 2, 66, 49),
-            (COMBINE, 4, 66, 9),
-            (COMBINE, 8, 66, 60),
-            (COMBINE, 8, 48, 44),
-            (COMBINE, 4, 8, 9),
-            (COMBINE, 4, 4, 4),
-            (COMBINE, 2, 8, 6),
-            (DISPATCH, 4, 8, 7),
-            (DISPATCH, 4, 4, 3),
-            (DISPATCH, 2, 8, 6),
-            (DISPATCH, 2, 24, 9),
-            (DISPATCH, 2, 32, 24),
-            (DISPATCH, 4, 24, 8),
-            (DISPATCH, 4, 48, 32),
-            (COMBINE, 2, 16, 10),
-            (COMBINE, 2, 24, 18),
-        ] {
-            let facts = facts(ranks, Some(channels));
-            let grid = Grid::new(&facts, &Tuning::default(), kind, 64, H200);
-            assert_eq!(grid.send_blocks, senders);
-        }
-    }
-
-    #[test]
-    fn rows_by_expert_have_fewer_senders_and_all_blocks() {
-        for (channels, top_k, senders) in
-            [(Some(8), 8, (3, 7)), (Some(12), 8, (4, 10)), (Some(12), 2, (9, 8)), (None, 8, (34, 57))]
-        {
-            let blocks = blocks_of_zones(&facts(2, channels), H200);
-            let grid = |kind| Grid::of_zones(&facts(2, channels), kind, top_k, blocks);
-            let (dispatch, combine) = (grid(DISPATCH), grid(COMBINE));
-            assert_eq!((dispatch.send_blocks, combine.send_blocks), senders);
-            assert_eq!(dispatch.blocks, channels.map_or(132, |channels| 2 * channels as u32));
-        }
-        assert_eq!(Grid::of_zones(&facts(1, None), COMBINE, 8, 132).send_blocks, 0);
-    }
-
-    #[test]
-    fn casts_have_more_senders() {
-        for (channels, of_two, of_four) in
-            [(1, 1, 1), (4, 6, 4), (8, 12, 9), (12, 17, 13), (16, 23, 18), (1000, 50, 50)]
-        {
-            for (ranks, senders) in [(2, of_two), (4, of_four)] {
-                let facts = facts(ranks, Some(channels));
-                let grid = Grid::new(&facts, &Tuning::default(), DISPATCH, 64, H200);
-                assert_eq!(grid.of_casts(ranks).send_blocks, senders);
-            }
-        }
-        let alone = Grid::new(&facts(1, Some(12)), &Tuning::default(), DISPATCH, 64, H200);
-        assert_eq!((alone.send_blocks, alone.of_casts(1).send_blocks), (0, 17));
-    }
-
-    #[test]
-    fn a_measured_grid_goes_first_and_is_one_that_works() {
-        let file = r#"{"format": "nccl_ep tuning", "version": 1, "gpu": "G", "ranks": 4, "entries": [
-            {"operation": "ht_dispatch", "tokens": 1, "blocks": 1, "threads": 32, "send_blocks": 1},
-            {"operation": "ht_dispatch", "tokens": 4096, "blocks": 40, "threads": 512, "send_blocks": 10},
-            {"operation": "ht_combine", "tokens": 4096, "blocks": 20, "threads": 1024, "send_blocks": 20}]}"#;
-        let tuning = Tuning::parse(file, "G", 4, 132).unwrap();
-        let grid = |kind, tokens, channels| {
-            let grid = Grid::new(&facts(4, channels), &tuning, kind, tokens, H200);
-            (grid.blocks, grid.send_blocks, grid.warps)
-        };
-        assert_eq!(grid(DISPATCH, 1, None), (2, 1, 2));
-        assert_eq!(grid(DISPATCH, 2000, None), (40, 10, 16));
-        assert_eq!(grid(DISPATCH, 0, None), (40, 10, 16));
-        assert_eq!(grid(DISPATCH, 2000, Some(8)), (16, 4, 16));
-        assert_eq!(grid(DISPATCH, 2000, Some(100)), (40, 10, 16));
-        assert_eq!(grid(COMBINE, 4096, None), (20, 19, 16));
-        assert_eq!(grid(COMBINE, 4097, None), (24, 9, 16));
-        let alone = Grid::new(&facts(1, None), &tuning, COMBINE, 4096, H200);
-        assert_eq!((alone.blocks, alone.send_blocks), (20, 0));
-    }
-
-    #[test]
-    fn a_call_says_what_it_wants() {
-        let own = Grid::new(&facts(4, None), &Tuning::default(), DISPATCH, 64, H200);
-        let asked = |grid: Grid, blocks, send_blocks, threads| {
-            let launch = Launch { blocks, send_blocks, threads, ..Launch::default() };
-            let grid = grid.asked(launch, DISPATCH);
-            (grid.blocks, grid.send_blocks, grid.warps)
-        };
-        assert_eq!(asked(own, 0, 0, 0), (24, 8, 24));
-        assert_eq!(asked(own, 12, 0, 0), (12, 4, 24));
-        assert_eq!(asked(own, 16, 7, 1024), (16, 7, 24));
-        assert_eq!(asked(own, 0, 132, 32), (24, 23, 2));
-        assert_eq!(asked(own, 1, 1, 0), (2, 1, 24));
-        assert_eq!(asked(own.of_casts(4), 12, 0, 0), (12, 6, 24));
-        let combine = Grid::new(&facts(2, Some(8)), &Tuning::default(), COMBINE, 64, H200);
-        let warps = |send_blocks, blocks| {
-            combine.asked(Launch { blocks, send_blocks, ..Launch::default() }, COMBINE).send_warps(2)
-        };
-        assert_eq!((warps(0, 0), warps(0, 24), warps(0, 32), warps(6, 16)), (Some(3), Some(3), None, None));
-        assert_eq!((own.send_warps(4), combine.send_warps(4), combine.send_warps(1)), (None, Some(7), None));
-        let alone = Grid::new(&facts(1, None), &Tuning::default(), DISPATCH, 64, H200);
-        assert_eq!(asked(alone, 16, 7, 0), (16, 0, 24));
-    }
-}
+#[path = "grid_tests.rs"]
+mod tests;

@@ -2,7 +2,8 @@
 //! that is asked in each call.
 //!
 //! A choice that cannot be followed is skipped. Order of precedence: set choice, selector, tuning file, own rule. If a
-//! choice names no variant, the file's applies, as ranks must agree on one.
+//! choice names no variant, the file's applies, as ranks must agree on one. A launch shape that does not fit leaves its
+//! variant: whether it fits depends on a rank's tokens and bound, which others need not share.
 
 use crate::log;
 use crate::model::group::{GroupFacts, LlCombineMode};
@@ -183,7 +184,8 @@ impl Choices {
         };
         let learned = || {
             let About { tokens, row_bytes, mapped, lie, .. } = about;
-            Asked::from(self.learned.choice(operation, tokens, Rows { row_bytes, lie, mapped }))
+            let best = self.learned.choice(operation, tokens, Rows { row_bytes, lie, mapped });
+            Asked::from(Best { shape: best.shape.map(|it| self.bounded(it)), ..best })
         };
         let chosen = set.and_then(|asked| possible(&asked));
         let chosen = chosen.or_else(|| possible(&selected()?)).unwrap_or_default();
@@ -196,35 +198,48 @@ impl Choices {
         Chosen { launch, ..learned }
     }
 
+    /// A shape of the tuning file, which was measured without this group's bound, with as many blocks as that allows.
+    fn bounded(&self, shape: Shape) -> Shape {
+        let most = self.most_blocks.unwrap_or(u32::MAX);
+        Choice::new(&shape, u32::MAX).map_or(shape, |it| it.at_most(most).into())
+    }
+
     /// What `operation` takes from a choice; `None`, with a warning the first time, if it cannot be followed.
     fn possible(&self, operation: Operation, about: About, asked: &Asked) -> Option<Chosen> {
-        match self.check(operation, about, asked) {
-            Ok(chosen) => Some(chosen),
-            Err(reason) => {
-                let bit = 1 << (operation as u32 * Impossible::KINDS + reason.kind());
-                if self.warned.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
-                    log::warn(&format!(
-                        "a choice for {} is passed over: {reason}; that is said once",
-                        operation.name()
-                    ));
-                }
-                None
+        let chosen = match asked.variant {
+            0 => Ok(Chosen::default()),
+            number => Variant::from_raw(number)
+                .ok_or(Impossible::UnknownVariant)
+                .and_then(|variant| self.variant(operation, about, variant)),
+        };
+        let chosen = chosen.map_err(|reason| self.warn(operation, reason)).ok()?;
+        let launch = asked.launch;
+        match self.check(launch) {
+            Ok(()) => Some(Chosen { launch, ..chosen }),
+            Err(unfit) => {
+                self.warn(operation, Impossible::Shape(unfit));
+                let launch = Launch { in_order: launch.in_order, ..Launch::default() };
+                chosen.names_a_variant().then_some(Chosen { launch, ..chosen })
             }
         }
     }
 
-    fn check(&self, operation: Operation, about: About, asked: &Asked) -> Result<Chosen, Impossible> {
-        let chosen = match asked.variant {
-            0 => Chosen::default(),
-            number => self.variant(operation, about, Variant::from_raw(number).ok_or(Impossible::UnknownVariant)?)?,
-        };
-        let Launch { blocks, send_blocks, threads, .. } = asked.launch;
+    fn warn(&self, operation: Operation, reason: Impossible) {
+        let bit = 1 << (operation as u32 * Impossible::KINDS + reason.kind());
+        if self.told.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
+            let what = if matches!(reason, Impossible::Shape(_)) { "the launch of a choice" } else { "a choice" };
+            log::warn(&format!("{what} for {} is passed over: {reason}; that is said once", operation.name()));
+        }
+    }
+
+    /// Refuses a launch that does not fit the group's bound.
+    fn check(&self, launch: Launch) -> Result<(), Unfit> {
+        let Launch { blocks, send_blocks, threads, .. } = launch;
         let most = self.most_blocks.unwrap_or(u32::MAX);
         let or = |asked: u32, other: u32| u64::from(if asked == 0 { other } else { asked });
         let whole =
             Shape { blocks: or(blocks, most), threads: or(threads, Choice::WARP), send_blocks: or(send_blocks, 1) };
-        Choice::new(&whole, most).map_err(Impossible::Shape)?;
-        Ok(Chosen { launch: asked.launch, ..chosen })
+        Choice::new(&whole, most).map(drop)
     }
 
     /// What `variant` means for `operation`, without a launch shape.

@@ -54,8 +54,55 @@ fn the_tuning_file_comes_behind_both() {
     let found = combine(&choices, 2);
     assert!(found.launch.blocks == 0 && !exact(&found));
     choices.set(Operation::LlCombine, None);
+    let found = choices.of(Operation::LlDispatch, || Some(about(2)));
+    assert_eq!(
+        found.launch,
+        asked(0, [132, 5, 512]).launch,
+        "as many blocks as there are, of which the same share sends"
+    );
     assert_eq!(told(&choices), 0);
-    assert_eq!(choices.of(Operation::LlDispatch, || Some(about(2))), Chosen::default());
+}
+
+/// Ranks with other numbers of tokens get other shapes of one file, and must sum alike.
+#[test]
+fn a_shape_that_does_not_fit_costs_no_variant() {
+    let file = |[few, many]: [&str; 2]| {
+        let entry = |tokens: usize, rest: &str| {
+            format!(r#"{{"operation": "ll_combine", "tokens": {tokens}, "variant": "ll.exact", "blocks": {rest}}}"#)
+        };
+        let entries = format!("[{}, {}]", entry(16, few), entry(128, many));
+        Learned::parse(&serde_json::from_str::<Vec<_>>(&entries).unwrap()).unwrap()
+    };
+    let of = |learned: Learned, tokens: usize| {
+        let facts = GroupFacts { channels: Some(16), ..choices(4, LlCombineMode::Reduce, 1).facts };
+        let choices = Choices::new(&facts, 1, None, learned);
+        let found = choices.of(Operation::LlCombine, || Some(About { tokens, ..about(2) }));
+        assert_eq!(found.sums(2, LlCombineMode::Reduce), LlCombineMode::Exact, "{tokens}");
+        (found.launch, told(&choices))
+    };
+    let good = [r#"16, "threads": 512, "send_blocks": 8"#, r#"100, "threads": 512, "send_blocks": 50"#];
+    assert_eq!(of(file(good), 16), (asked(0, [16, 8, 512]).launch, 0));
+    assert_eq!(of(file(good), 128), (asked(0, [32, 16, 512]).launch, 0));
+    for wrong in [r#"16, "threads": 48, "send_blocks": 8"#, r#"16, "threads": 512, "send_blocks": 17"#] {
+        assert_eq!(of(file([good[0], wrong]), 16), (asked(0, [16, 8, 512]).launch, 0));
+        assert_eq!(of(file([good[0], wrong]), 128), (Launch::default(), 1));
+    }
+}
+
+#[test]
+fn what_is_set_or_selected_keeps_its_variant_without_its_launch() {
+    let choices = choices(4, LlCombineMode::Reduce, 1);
+    let mut wrong = asked(2, [133, 0, 0]);
+    wrong.launch.in_order = true;
+    let is_exact = || {
+        let found = combine(&choices, 2);
+        assert_eq!(found.launch, Launch { in_order: true, ..Launch::default() });
+        found.sums(2, LlCombineMode::Reduce) == LlCombineMode::Exact
+    };
+    choices.select(Some(Arc::new(move |_| Some(wrong))));
+    assert!(is_exact());
+    choices.set(Operation::LlCombine, Some(Asked { variant: 1, ..wrong }));
+    assert!(!is_exact(), "what is set comes first all the same");
     assert_eq!(told(&choices), 1);
 }
 

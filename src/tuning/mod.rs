@@ -75,6 +75,12 @@ impl Choice {
     }
 }
 
+impl From<Choice> for Shape {
+    fn from(Choice { blocks, threads, send_blocks }: Choice) -> Self {
+        Self { blocks: blocks.into(), threads: threads.into(), send_blocks: send_blocks.into() }
+    }
+}
+
 /// `blocks * part / whole`, rounded down.
 pub fn share(blocks: u32, part: u32, whole: u32) -> u32 {
     u32::try_from(u64::from(blocks) * u64::from(part) / u64::from(whole.max(1))).unwrap_or(blocks)

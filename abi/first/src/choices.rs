@@ -16,8 +16,9 @@ const CHOICE_BYTES: usize = size_of::<ncclEpChoice_t>();
 /// Chooses how this rank runs each `operation` of a group that is called from now on: a variant, a
 /// launch shape, or both. A choice that is set comes before the selector, that before the file
 /// NCCL_EP_TUNING_FILE, and that before the library's own rule. A choice that is impossible in a call
-/// counts as none there; with NCCL_DEBUG=WARN one line of each kind says why. The choice is made in
-/// the call, so replays of a graph keep it. It is copied.
+/// counts as none there, but a launch shape that does not fit leaves its variant; with
+/// NCCL_DEBUG=WARN one line of each kind says why. The choice is made in the call, so replays of a
+/// graph keep it. It is copied.
 ///
 /// Variants of LL change the last bits of results and must be the same on every rank: else the
 /// operation fails on all, with a text. Whether one is possible depends on what all ranks have alike.

@@ -147,15 +147,16 @@ EP_TEST(variables_in_vain) {
 
 // ---- Choices -----------------------------------------------------------------------------------
 
-#define PASSED_OVER(operation, reason) "a choice for " operation " is passed over: " reason "; that is said once\n"
+#define PASSED_OVER(what, operation, reason) \
+    what " for " operation " is passed over: " reason "; that is said once\n"
 
 // Each reason is told once in a group, however often it applies.
 EP_TEST(choices_that_are_passed_over) {
     if (env->rank != 0) return;
     EP_WITH_VARIABLE("NCCL_DEBUG", "WARN");
-    check_warnings("--pass-over", PASSED_OVER("ll_dispatch", "threads must be a multiple of 32 up to 1024")
-                                      PASSED_OVER("ll_combine",
+    check_warnings("--pass-over", PASSED_OVER("the launch of a choice", "ll_dispatch", "threads must be a multiple of 32 up to 1024")
+                                      PASSED_OVER("a choice", "ll_combine",
                                                   "ll.exact needs as many ranks as ids of a token, or a "
                                                   "group whose combines are exact")
-                                          PASSED_OVER("ll_combine", "ht.pull is of another operation"));
+                                          PASSED_OVER("a choice", "ll_combine", "ht.pull is of another operation"));
 }

@@ -47,7 +47,10 @@ EP_TEST(ll_order_of_choices) {
         set(group, kImpossible[i], 0);
         combine(&run, exact, &selector, 1);
     }
-    const ncclEpChoice_t odd_threads = {sizeof(odd_threads), NCCL_EP_VARIANT_LL_REDUCE, 0, 0, 48, 0};
+    ncclEpChoice_t odd_threads = {sizeof(odd_threads), NCCL_EP_VARIANT_LL_REDUCE, 0, 0, 48, 0};
+    EP_CHECK_NCCL(ncclEpSetChoice(group, NCCL_EP_OPERATION_LL_COMBINE, &odd_threads));
+    combine(&run, kRefReduce, &selector, 0);  // the variant stays
+    odd_threads.variant = NCCL_EP_VARIANT_AUTO;
     EP_CHECK_NCCL(ncclEpSetChoice(group, NCCL_EP_OPERATION_LL_COMBINE, &odd_threads));
     combine(&run, exact, &selector, 1);
     selector.choice.variant = NCCL_EP_VARIANT_HT_PULL;

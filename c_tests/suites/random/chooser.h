@@ -29,8 +29,7 @@ class Chooser {
    private:
     unsigned Below(unsigned bound) { return static_cast<unsigned>(ep_random_below(&own_, bound)); }
 
-    // Every field is left to the library now and then. One choice more than fits would be passed over with its variant,
-    // so shapes always fit.
+    // Every field is left to the library now and then. Shapes always fit, or they would be passed over.
     int Choose(const ncclEpQuery_t& query, ncclEpChoice_t* choice) {
         constexpr unsigned kWarp = 32;
         constexpr unsigned kMostWarps = 1024 / kWarp;

@@ -8,55 +8,74 @@ use nccl_ep_core::error::{Error, Result};
 use nccl_ep_core::fork;
 use nccl_ep_core::model::tensor::DevPtr;
 use parking_lot::Mutex;
-use range_alloc::RangeAllocator;
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
+use std::iter::once;
+use std::ops::Range;
 use std::ptr::null_mut;
 
 /// Bytes of a group's memory that pieces are cut from.
+#[derive(Clone, Copy, PartialEq, Eq)]
 struct Pool {
     group: usize,
     begin: usize,
     bytes: usize,
-    free: RangeAllocator<usize>,
-    /// Where the pieces end that were cut, by where they begin.
-    taken: BTreeMap<usize, usize>,
 }
+
+/// The pieces of all pools that are in use, by where they begin: where each ends, and its pool. A piece may outlive its
+/// group, as torch frees some late; another group's pool over the same bytes cuts around it until then.
+struct Pieces(BTreeMap<usize, (usize, Pool)>);
 
 /// What pieces are multiples of, as torch's allocator has it.
 const ALIGN: usize = 512;
 
-static POOLS: Mutex<Vec<Pool>> = Mutex::new(Vec::new());
+static PIECES: Mutex<Pieces> = Mutex::new(Pieces(BTreeMap::new()));
 
 thread_local! {
-    /// Where the calling thread's pool begins; 0 for none.
-    static USED: Cell<usize> = const { Cell::new(0) };
+    /// The calling thread's.
+    static USED: Cell<Option<Pool>> = const { Cell::new(None) };
 }
 
 impl Pool {
-    fn new(group: usize, begin: usize, bytes: usize) -> Self {
-        Self { group, begin, bytes, free: RangeAllocator::new(begin..begin + bytes), taken: BTreeMap::new() }
-    }
-
-    /// Where `bytes` begin that are the caller's from now on.
-    fn take(&mut self, bytes: usize) -> Option<usize> {
-        let bytes = bytes.max(1).checked_next_multiple_of(ALIGN).filter(|&it| it <= self.bytes)?;
-        let piece = self.free.allocate_range(bytes).ok()?;
-        self.taken.insert(piece.start, piece.end);
-        Some(piece.start)
-    }
-
-    /// Takes back the piece that begins at `begin`; any other place has none.
-    fn give(&mut self, begin: usize) {
-        if let Some(end) = self.taken.remove(&begin) {
-            self.free.free_range(begin..end);
-        }
+    fn range(&self) -> Range<usize> {
+        self.begin..self.begin + self.bytes
     }
 
     /// Whether the group still has the memory.
     fn is_alive(&self) -> bool {
         has(self.group, self.begin, self.bytes).is_ok()
+    }
+}
+
+impl Pieces {
+    /// What is left of `pool`; where a piece reaches across its border, also a range that ends before it begins.
+    fn gaps(&self, pool: &Pool) -> impl Iterator<Item = Range<usize>> {
+        let Range { start, end } = pool.range();
+        let before = self.0.range(..start).next_back().map_or(start, |(_, (end, _))| start.max(*end));
+        let within = self.0.range(start..end);
+        let begins = within.clone().map(|(&begin, _)| begin);
+        let ends = within.map(|(_, (end, _))| *end);
+        once(before).chain(ends).zip(begins.chain(once(end))).map(|(from, to)| from..to)
+    }
+
+    /// Where `bytes` of `pool` begin that are the caller's from now on: in the smallest gap, so that large ones last.
+    fn take(&mut self, pool: &Pool, bytes: usize) -> Option<usize> {
+        let bytes = bytes.max(1).checked_next_multiple_of(ALIGN)?;
+        let gap = self.gaps(pool).filter(|gap| gap.len() >= bytes).min_by_key(Range::len)?;
+        self.0.insert(gap.start, (gap.start + bytes, *pool));
+        Some(gap.start)
+    }
+
+    /// Takes back the piece that begins at `begin`; any other place has none.
+    fn give(&mut self, begin: usize) {
+        self.0.remove(&begin);
+    }
+
+    /// The pool with the group and the begin of `pool`, but other bytes, that pieces in use were cut from.
+    fn other(&self, pool: &Pool) -> Option<&Pool> {
+        let mut pools = self.0.range(pool.begin..).map(|(_, (_, pool))| pool);
+        pools.find(|it| it.group == pool.group && it.begin == pool.begin && it.bytes != pool.bytes)
     }
 }
 
@@ -87,6 +106,7 @@ fn has(group: usize, begin: usize, bytes: usize) -> Result<()> {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclEpPoolUse(ep_group: ncclEpGroup_t, ptr: *mut c_void, bytes: usize) -> ncclResult_t {
     let (group, begin) = (ep_group as usize, ptr as usize);
+    let pool = Pool { group, begin, bytes };
     GUARD.run("ncclEpPoolUse", Subject::Group(group), || {
         GROUPS.resolve(group)?;
         if !ptr.is_null() {
@@ -94,18 +114,12 @@ pub unsafe extern "C" fn ncclEpPoolUse(ep_group: ncclEpGroup_t, ptr: *mut c_void
             if begin % ALIGN != 0 {
                 return Err(Error::argument(refusal::Subject::Memory, OfMemory::OfPieces));
             }
-            let mut pools = POOLS.lock();
-            // Other bytes replace what nobody uses any more.
-            pools.retain(|it| it.is_alive() && (it.begin != begin || it.bytes == bytes || !it.taken.is_empty()));
-            match pools.iter().find(|it| it.begin == begin && it.group == group) {
-                None => pools.push(Pool::new(group, begin, bytes)),
-                Some(pool) if pool.bytes == bytes => {}
-                Some(pool) => {
-                    return Err(Error::argument(refusal::Subject::MemoryBytes, OfMemory::AsCut).got(bytes, pool.bytes));
-                }
+            if let Some(other) = PIECES.lock().other(&pool) {
+                let refused = Error::argument(refusal::Subject::MemoryBytes, OfMemory::AsCut);
+                return Err(refused.got(bytes, other.bytes));
             }
         }
-        USED.set(begin);
+        USED.set((!ptr.is_null()).then_some(pool));
         Ok(())
     })
 }
@@ -120,13 +134,11 @@ pub unsafe extern "C" fn ncclEpPoolUse(ep_group: ncclEpGroup_t, ptr: *mut c_void
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclEpPoolAlloc(bytes: usize, device: c_int, stream: cudaStream_t) -> *mut c_void {
     let _ = (device, stream); // Torch's order of streams needs neither.
-    let used = USED.get();
-    if fork::is_child() || used == 0 {
+    if fork::is_child() {
         return null_mut();
     }
-    let mut pools = POOLS.lock();
-    let pool = pools.iter_mut().find(|it| it.begin == used && it.is_alive());
-    let piece = pool.and_then(|it| it.take(bytes));
+    let pool = USED.get().filter(Pool::is_alive);
+    let piece = pool.and_then(|it| PIECES.lock().take(&it, bytes));
     piece.map_or(null_mut(), |it| it as *mut c_void)
 }
 
@@ -137,14 +149,8 @@ pub unsafe extern "C" fn ncclEpPoolAlloc(bytes: usize, device: c_int, stream: cu
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclEpPoolFree(ptr: *mut c_void, bytes: usize, device: c_int, stream: cudaStream_t) {
     let _ = (bytes, device, stream);
-    if fork::is_child() {
-        return;
-    }
-    let address = ptr as usize;
-    let mut pools = POOLS.lock();
-    let owns = |it: &&mut Pool| (it.begin..it.begin + it.bytes).contains(&address);
-    if let Some(pool) = pools.iter_mut().find(owns) {
-        pool.give(address);
+    if !fork::is_child() {
+        PIECES.lock().give(ptr as usize);
     }
 }
 
@@ -154,14 +160,48 @@ mod tests {
 
     #[test]
     fn pieces_are_apart_and_come_back_once() {
-        let mut pool = Pool::new(0, ALIGN, 3 * ALIGN + 100);
-        let pieces = [0, 1, ALIGN].map(|bytes| pool.take(bytes).unwrap());
-        assert_eq!(pieces, [1, 2, 3].map(|it| it * ALIGN));
-        assert_eq!(pool.take(1), None, "what is left is less than a piece");
+        let (mut pieces, pool) = (Pieces(BTreeMap::new()), Pool { group: 1, begin: ALIGN, bytes: 3 * ALIGN + 100 });
+        let taken = [0, 1, ALIGN].map(|bytes| pieces.take(&pool, bytes).unwrap());
+        assert_eq!(taken, [1, 2, 3].map(|it| it * ALIGN));
+        assert_eq!(pieces.take(&pool, 1), None, "what is left is less than a piece");
         for begin in [2 * ALIGN, 2 * ALIGN, 7, ALIGN] {
-            pool.give(begin);
+            pieces.give(begin);
         }
-        assert_eq!(pool.take(2 * ALIGN), Some(ALIGN));
-        assert_eq!(pool.take(usize::MAX), None);
+        assert_eq!(pieces.take(&pool, 2 * ALIGN), Some(ALIGN));
+        assert_eq!(pieces.take(&pool, usize::MAX), None);
+    }
+
+    /// Those of a group that has ended may be freed when another one cuts the same bytes.
+    #[test]
+    fn a_pool_cuts_around_the_pieces_of_others() {
+        let pool = |group, [begin, bytes]: [usize; 2]| Pool { group, begin: begin * ALIGN, bytes: bytes * ALIGN };
+        let mut pieces = Pieces(BTreeMap::new());
+        let old = pool(1, [2, 8]);
+        for (blocks, begin) in [(2, 2), (1, 4), (1, 5), (4, 6)] {
+            assert_eq!(pieces.take(&old, blocks * ALIGN), Some(begin * ALIGN));
+        }
+        // One piece begins before it, and one ends behind it.
+        let new = pool(2, [3, 5]);
+        assert_eq!(pieces.take(&new, 1), None);
+        pieces.give(4 * ALIGN);
+        assert_eq!(pieces.take(&new, 2 * ALIGN), None);
+        assert_eq!(pieces.take(&new, ALIGN), Some(4 * ALIGN));
+        pieces.give(2 * ALIGN);
+        assert_eq!(pieces.take(&new, ALIGN), Some(3 * ALIGN), "the part of the piece that is in this pool");
+        pieces.give(6 * ALIGN);
+        assert_eq!(pieces.take(&new, 2 * ALIGN), Some(6 * ALIGN));
+        assert_eq!(pieces.take(&new, 1), None);
+    }
+
+    #[test]
+    fn other_bytes_are_told_while_pieces_are_in_use() {
+        let mut pieces = Pieces(BTreeMap::new());
+        let pool = Pool { group: 1, begin: ALIGN, bytes: 4 * ALIGN };
+        let piece = pieces.take(&pool, 1).unwrap();
+        assert!(pieces.other(&pool).is_none());
+        assert!(pieces.other(&Pool { bytes: ALIGN, ..pool }).is_some_and(|it| *it == pool));
+        assert!(pieces.other(&Pool { bytes: ALIGN, group: 2, ..pool }).is_none());
+        pieces.give(piece);
+        assert!(pieces.other(&Pool { bytes: ALIGN, ..pool }).is_none());
     }
 }

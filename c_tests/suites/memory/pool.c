@@ -41,3 +41,25 @@ EP_TEST(pieces_of_a_pool) {
     EP_CHECK(ncclEpPoolAlloc(1, 0, env->stream) == NULL);
     for (int i = 0; i < kPieces; ++i) ncclEpPoolFree(pieces[i], kPiece, 0, env->stream);
 }
+
+// Torch frees segments late: what a group before has cut is not cut again until then.
+EP_TEST(pieces_outlive_their_group) {
+    uint8_t* memory = ep_device_alloc(kBytes);
+    void *pieces[2], *late = NULL;
+    for (int i = 0; i < 2; ++i) {
+        ncclEpGroup_t group = open_group(env);
+        EP_CHECK_NCCL(ncclEpMemRegister(group, memory, kBytes, NULL));
+        EP_CHECK_NCCL(ncclEpPoolUse(group, memory, kBytes));
+        pieces[i] = ncclEpPoolAlloc(kPiece, 0, env->stream);
+        EP_CHECK(pieces[i] == memory + i * kPiece);
+        if (i == 1) {
+            ncclEpPoolFree(pieces[0], kPiece, 0, env->stream);
+            late = ncclEpPoolAlloc(kPiece, 0, env->stream);
+            EP_CHECK(late == pieces[0]);
+        }
+        close_group(env, group);
+    }
+    ncclEpPoolFree(pieces[1], kPiece, 0, env->stream);
+    ncclEpPoolFree(late, kPiece, 0, env->stream);
+    ep_device_free(memory);
+}

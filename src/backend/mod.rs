@@ -132,6 +132,13 @@ pub fn opened_again() -> Error {
     Error::new(Code::InvalidUsage, "the number of rows is known where the handle was routed")
 }
 
+/// The end of a wait for the routing of a handle, where that is `unheard` of ranks, if that is known.
+pub fn not_exchanged(waited: Duration, unheard: &[usize]) -> Error {
+    let of = if unheard.is_empty() { String::new() } else { format!(", without word of ranks {unheard:?}") };
+    let text = format!("the handle's routing was not exchanged within {} ms{of}", waited.as_millis());
+    Error::new(Code::RemoteError, text)
+}
+
 /// LL operations of one handle.
 pub trait LlBackend: Send + Sync {
     /// The address of the view in `bank` for a rank-major dispatch `op`, the same in each such call; `None` before

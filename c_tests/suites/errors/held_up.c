@@ -41,6 +41,28 @@ static void end_behind_a_gate(const EpEnv* env, ncclEpAlgorithm_t algorithm) {
     finish_session(&session);
 }
 
+// Nor does the creation of a handle, where it waits for its place on the stream.
+EP_TEST_HT(ht_handle_behind_a_gate) {
+    if (!ep_on_host_backend()) return;
+    Session session = open_timed_session(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, kShortTimeoutMs);
+    check_works(&session);
+    EP_CHECK_NCCL(ncclEpHandleDestroy(session.handle));
+    ep_barrier();
+    Gate gate;
+    close_gate(&gate, env, 0.01 * kShortTimeoutMs);
+    const double start = ep_seconds();
+    EP_LOST("handle-ht-held-up", open_handle(&session),
+            "ncclEpCreateHandle: the handle's routing was not exchanged within %u ms, without word of ranks [0*",
+            2 * kShortTimeoutMs);
+    const double waited = ep_seconds() - start;
+    EP_CHECK(waited >= 0.002 * kShortTimeoutMs && waited < 0.002 * kShortTimeoutMs + 1.0);
+    ep_barrier();
+    open_gate(&gate);
+    (void)cudaStreamSynchronize(env->stream);
+    session.handle = NULL;
+    recover_and_close(&session);
+}
+
 EP_TEST(ll_group_behind_a_gate) {
     if (ep_num_nodes() == 1) end_behind_a_gate(env, NCCL_EP_ALGO_LOW_LATENCY);
 }

@@ -1,6 +1,5 @@
 //! The state that the HT handles of a group share, on one node and on several.
 
-use crate::backend::Faults as _;
 use crate::backend::cuda::agreement::next_number;
 use crate::backend::cuda::auxiliary;
 use crate::backend::cuda::driver::function;
@@ -19,7 +18,8 @@ use crate::backend::cuda::params::ht::{
 };
 use crate::backend::cuda::params::ht_mapped::HtOfferState;
 use crate::backend::cuda::scaled_rows::{NO_VIEW, scaled_rows};
-use crate::error::{Code, Error, Result};
+use crate::backend::{Faults as _, not_exchanged};
+use crate::error::{Error, Result};
 use crate::model::ops::{HtCombine, HtDispatch, Routing, Stream};
 use crate::model::scales::{Scaled, WireRow};
 use crate::model::tensor::{DType, DevPtr, RowType};
@@ -168,9 +168,9 @@ impl HtShared {
             if let Some(fault) = faults.first() {
                 return Err(fault);
             }
-            if since.elapsed() > 2 * faults.timeout {
-                let text = "the handle's routing was not exchanged in time";
-                return Err(Error::new(Code::RemoteError, text));
+            let patience = 2 * faults.timeout;
+            if since.elapsed() > patience {
+                return Err(not_exchanged(patience, &[]));
             }
             let waited = start.elapsed();
             if waited >= within {

@@ -4,12 +4,12 @@
 //! part: the others see its failure mark, and no exchange is left on the communicator.
 #![allow(unsafe_code)]
 
-use crate::backend::HtRouting;
 use crate::backend::host::device::{bytes, write_counts, write_numbers};
 use crate::backend::host::fingerprint::{announce, read_as};
 use crate::backend::host::group_state::GroupState;
 use crate::backend::host::ht::route::{HtMap, ID_BYTES, RankIds};
 use crate::backend::host::message::{Message, Reader};
+use crate::backend::{HtRouting, not_exchanged};
 use crate::error::refusal::{AmongRanks, Operation, Role, Subject};
 use crate::error::{Code, Context, Error, Result};
 use crate::model::group::GroupFacts;
@@ -43,20 +43,21 @@ pub fn exchange(
         let _ = sender.send(agreed);
         outcome
     };
-    shared.enqueue_operation(Operation::HtHandle, stream, || (), work)?;
+    let epoch = shared.enqueue_operation(Operation::HtHandle, stream, || (), work)?;
     if let Some(refused) = refused {
         return Err(refused);
     }
-    // This operation has a deadline, and so does each one before it; their sum would exceed one deadline, and other
+    // This operation has a deadline, and so does each one before it; their sum would exceed even twice that, and other
     // work on the stream has none.
-    match receiver.recv_timeout(timeout + timeout / 4) {
+    let patience = 2 * timeout;
+    match receiver.recv_timeout(patience) {
         Ok(agreed) => agreed,
         Err(RecvTimeoutError::Disconnected) => Err(match shared.mailboxes.fault() {
             Some(fault) => fault.during(Context::GroupFailed),
             None => Error::internal("no word of a handle"),
         }),
         Err(RecvTimeoutError::Timeout) => {
-            let error = Error::new(Code::RemoteError, "the handle's routing was not exchanged in time");
+            let error = not_exchanged(patience, &shared.mailboxes.unheard(epoch));
             shared.mailboxes.fail(error.clone());
             Err(error)
         }

@@ -67,7 +67,10 @@ impl File {
                 .enumerate()
                 .map(|(index, entry)| Entry::parse(index, entry))
                 .collect::<Result<_, _>>()?,
-            choices: root.get("choices").and_then(Value::as_array).cloned().unwrap_or_default(),
+            choices: match root.get("choices") {
+                None => Vec::new(),
+                Some(choices) => choices.as_array().cloned().ok_or("its choices are no list")?,
+            },
         })
     }
 }

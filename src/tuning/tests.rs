@@ -66,6 +66,8 @@ fn another_machine_or_version_is_refused() {
         ("nccl_ep tuning", "recipe", "its format is not"),
         (r#""gpu""#, r#""cpu""#, r#""gpu" is missing"#),
         ("entries", "exits", "it has no list of entries"),
+        (r#""entries""#, r#""choices": {}, "entries""#, "its choices are no list"),
+        (r#""entries""#, r#""choices": null, "entries""#, "its choices are no list"),
         ("[", "", "expected"),
     ] {
         let refused = parse(&good.replacen(from, to, 1)).unwrap_err();

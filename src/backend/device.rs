@@ -44,12 +44,12 @@ pub trait StreamMark: Send {
     fn is_over(&self) -> Result<bool>;
 }
 
-/// Limits the wait for a group's last operations. Those have their own deadline once they run; twice the `timeout` is
-/// for the work ahead of them on their stream, and once if that may be an exchange that `is_hung`.
-pub fn check_patience(waited: Duration, timeout: Duration, is_hung: impl FnOnce() -> bool) -> Result<()> {
-    let text = if waited > timeout && is_hung() {
+/// Limits the wait for a group's last operations to `limit`, and to half of it if the work ahead of them on their stream
+/// may be an exchange that `is_hung`. They have their own deadline once they run, so `limit` is twice that.
+pub fn check_patience(waited: Duration, limit: Duration, is_hung: impl FnOnce() -> bool) -> Result<()> {
+    let text = if waited > limit / 2 && is_hung() {
         "its operations are behind an exchange that a lost rank never joined".to_owned()
-    } else if waited > 2 * timeout {
+    } else if waited > limit {
         format!("its operations have not ended within {} ms", waited.as_millis())
     } else {
         return Ok(());

@@ -195,3 +195,14 @@ impl Device for TestDevice {
         self.context
     }
 }
+
+#[test]
+fn patience_ends_at_the_limit_and_behind_a_hung_exchange_at_half_of_it() {
+    let ends = |waited, is_hung| {
+        let error = check_patience(Duration::from_millis(waited), Duration::from_millis(100), || is_hung).err();
+        error.map(|it| it.text().to_owned())
+    };
+    assert_eq!((ends(50, true), ends(100, false)), (None, None));
+    assert_eq!(ends(101, false).unwrap(), "its operations have not ended within 101 ms");
+    assert!(ends(51, true).unwrap().contains("a lost rank never joined"));
+}

@@ -112,7 +112,7 @@ impl GroupBackend for HostGroup {
     /// Windows stay mapped until the last operation has released them, here and on the peers, and peers do not write to
     /// the objects that they map: so closing needs no agreement.
     fn close(&self, _stream: Stream) -> Result<()> {
-        self.shared.wait_for_pending(self.timeout)?;
+        self.shared.wait_for_pending(2 * self.timeout)?;
         self.objects.take_all().into_iter().for_each(|it| it.give_back(true));
         Ok(())
     }

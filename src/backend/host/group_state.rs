@@ -117,11 +117,11 @@ impl GroupState {
         self.pending.enqueue(|| self.runtime.launch(stream, Box::new(counted)))
     }
 
-    /// Waits until all enqueued work has run.
-    pub fn wait_for_pending(&self, timeout: Duration) -> Result<()> {
+    /// Waits until all enqueued work has run, at most for `limit`.
+    pub fn wait_for_pending(&self, limit: Duration) -> Result<()> {
         let start = Instant::now();
         while !self.pending.is_empty() {
-            check_patience(start.elapsed(), timeout, || self.runtime.is_hung())?;
+            check_patience(start.elapsed(), limit, || self.runtime.is_hung())?;
             std::thread::sleep(Duration::from_micros(50));
         }
         Ok(())

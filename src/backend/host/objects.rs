@@ -158,7 +158,6 @@ impl Mapper for HostMapper {
     }
 
     fn rest(&self, left: Duration) -> Result<()> {
-        // It allows twice the time for what precedes the operations.
-        self.shared.wait_for_pending(left / 2)
+        self.shared.wait_for_pending(left)
     }
 }

@@ -210,7 +210,7 @@ impl Context {
                 Ok(false) => {}
                 Err(error) => break Err(error),
             }
-            if let Err(error) = check_patience(start.elapsed(), timeout, || self.is_hung()) {
+            if let Err(error) = check_patience(start.elapsed(), 2 * timeout, || self.is_hung()) {
                 break Err(error);
             }
             std::thread::sleep(pause);

@@ -1,5 +1,8 @@
 // Handles in memory of callers: what a handle keeps is one block of bytes, which works wherever it lies. Also in
 // exchanges.c, where high throughput goes on with a copy.
+#define _GNU_SOURCE  // usleep
+#include <unistd.h>
+
 #include "harness/graphs.h"
 #include "harness/nodes.h"
 #include "suites/second/run.h"
@@ -88,6 +91,29 @@ EP_TEST(rows_are_those_of_the_memory) {
         run_close(&run);
         run_close(&before);
     }
+}
+
+static void nap(void* seconds) { usleep((unsigned)(1e6 * *(const double*)seconds)); }
+
+// Where the stream has not come to the memory for long, the operation finds out what comes.
+EP_TEST(rows_in_memory_are_not_waited_for_without_end) {
+    if (!ep_on_host_backend()) return;
+    EP_WITH_VARIABLE("NCCL_EP_TIMEOUT_MS", "500");
+    Run run;
+    Case test = kSmallHt;
+    test.in_memory = true;
+    run_open(&run, env, NULL, &test, 760);
+    run_route(&run);
+    double held_up = 2.5;
+    ep_barrier();
+    EP_CHECK_CUDA(cudaLaunchHostFunc(env->stream, nap, &held_up));
+    const double start = ep_seconds();
+    EP_CHECK_NCCL(run_dispatch(&run, NCCL_EP_FWD_PASS));
+    const double waited = ep_seconds() - start;
+    EP_CHECK(waited >= 1.0 && waited < 2.0);
+    ep_sync(env);
+    run_check_dispatch(&run, NCCL_EP_FWD_PASS);
+    run_close(&run);
 }
 
 // What is in memory that holds no routing of such a handle.

@@ -46,6 +46,11 @@ impl Mailboxes {
         }
     }
 
+    /// How long a wait for another rank may last.
+    pub fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
     pub fn ranks(&self) -> usize {
         self.windows.len()
     }

@@ -164,8 +164,8 @@ impl HtBackend for HostHt {
             Ok(())
         };
         self.shared.enqueue(Operation::HtDispatch, stream, look, || ())?;
-        // After a failure nothing runs.
-        Ok(hear.recv().ok().flatten())
+        // After a failure nothing runs, and behind other work of the program perhaps for ever.
+        Ok(hear.recv_timeout(2 * self.shared.mailboxes.timeout()).ok().flatten())
     }
 }
 

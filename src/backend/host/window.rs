@@ -11,7 +11,8 @@
 use crate::backend::host::shared_file::{self, Address, SEALS};
 use crate::error::{Code, Error, Result};
 use memmap2::{Mmap, MmapOptions, MmapRaw};
-use rustix::fs::{MemfdFlags, fcntl_add_seals, memfd_create};
+use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, fcntl_add_seals, memfd_create};
+use rustix::io::retry_on_intr;
 use rustix::process::{Resource, getrlimit};
 use rustix::thread::futex::{self, Flags, Timespec};
 use std::fs::File;
@@ -42,6 +43,8 @@ const FAILED: usize = 4;
 const WORD: usize = size_of::<u64>();
 /// Up to this size the kernel copies a message, which takes less time than mapping and unmapping it.
 const COPIED_BYTES: usize = 1 << 16;
+/// Memory is allocated in steps of this size.
+const ALLOCATED_BYTES: usize = 1 << 20;
 
 /// A mapped window: this rank's own, or a peer's.
 pub struct Window {
@@ -49,6 +52,8 @@ pub struct Window {
     header: MmapRaw,
     bank_bytes: u64,
     ranks: usize,
+    /// How much of each bank is known to have memory, of this rank's own.
+    filled: [AtomicU64; BANKS],
 }
 
 impl Window {
@@ -79,7 +84,7 @@ impl Window {
             return Err(Error::internal("a window whose header has no room"));
         }
         let header = MmapOptions::new().len(bytes).map_raw(&file).map_err(failed)?;
-        Ok(Self { file, header, bank_bytes, ranks })
+        Ok(Self { file, header, bank_bytes, ranks, filled: Default::default() })
     }
 
     /// The address for peers, if this process created the window.
@@ -187,9 +192,23 @@ impl Bank<'_> {
             let written = self.window.file.write_all_at(&message, self.offset());
             return written.map_err(|cause| Error::system("writing a message", &cause));
         }
+        self.allocate(bytes).map_err(|cause| Error::system("memory for a message", &cause.into()))?;
         // SAFETY: by the protocol of `mailboxes` no rank reads the bank now.
         let mapped = unsafe { self.options(bytes).map_mut(&self.window.file) };
         fill(&mut mapped.map_err(|cause| Error::system("mapping a message to write", &cause))?)
+    }
+
+    /// Allocates memory for `bytes` of the bank: writing to a mapped hole would end the process by SIGBUS if there is
+    /// none left. In steps, as an interrupted call starts again.
+    fn allocate(&self, bytes: usize) -> rustix::io::Result<()> {
+        let Some(filled) = self.window.filled.get(self.index()) else { return Ok(()) };
+        for at in (filled.load(Ordering::Relaxed)..bytes as u64).step_by(ALLOCATED_BYTES) {
+            let step = (bytes as u64 - at).min(ALLOCATED_BYTES as u64);
+            let file = &self.window.file;
+            retry_on_intr(|| fallocate(file, FallocateFlags::empty(), self.offset() + at, step))?;
+            filled.store(at + step, Ordering::Relaxed);
+        }
+        Ok(())
     }
 
     /// The message; only valid between its post and this rank's [`Bank::set_read`].
@@ -213,10 +232,13 @@ impl Bank<'_> {
             .map_err(|cause| Error::system("mapping a message to read", &cause))
     }
 
+    fn index(&self) -> usize {
+        (self.first - COUNTERS) / ((self.window.ranks + 2) * WORD)
+    }
+
     /// Offset of the bank in the file.
     fn offset(&self) -> u64 {
-        let index = (self.first - COUNTERS) / ((self.window.ranks + 2) * WORD);
-        self.window.bank_bytes * (index as u64 + 1)
+        self.window.bank_bytes * (self.index() as u64 + 1)
     }
 
     fn options(&self, bytes: usize) -> MmapOptions {

@@ -25,6 +25,29 @@ fn a_long_message_is_read_as_a_short_one_is() {
 }
 
 #[test]
+fn a_long_message_has_memory_before_it_is_written() {
+    let window = Window::create(1).unwrap();
+    for bytes in [ALLOCATED_BYTES + 1, COPIED_BYTES + 1, 3 * ALLOCATED_BYTES] {
+        let has_memory = |_: &mut [u8]| {
+            let blocks = window.file.metadata().unwrap().blocks();
+            assert!(blocks * BLOCK_BYTES >= bytes as u64);
+            Ok(())
+        };
+        window.bank(1).write(bytes, has_memory).unwrap();
+    }
+    assert_eq!(window.filled[1].load(Ordering::Relaxed), 3 * ALLOCATED_BYTES as u64);
+    assert_eq!(window.filled[0].load(Ordering::Relaxed), 0);
+    // A file that can be mapped, and is given no memory.
+    let zeros = File::options().read(true).write(true).open("/dev/zero").unwrap();
+    let window = Window { file: zeros, ..window };
+    window.bank(1).write(3 * ALLOCATED_BYTES, |_| Ok(())).unwrap();
+    let refused = window.bank(1).write(3 * ALLOCATED_BYTES + 1, |_| unreachable!("a message without memory"));
+    let error = refused.err().unwrap();
+    assert_eq!(error.code(), Code::SystemError);
+    assert!(error.text().starts_with("memory for a message: "), "{error}");
+}
+
+#[test]
 fn a_second_mapping_sees_what_the_first_posts() {
     let mine = Window::create(2).unwrap();
     let theirs = Window::open(mine.address(), 2).unwrap();

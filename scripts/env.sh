@@ -5,9 +5,11 @@
 # else the pinned copy under .deps/ is meant, which setup.sh puts there. GPUs, and the NCCL that
 # programs run with, are looked for by gpus.py.
 
+# What this file has chosen in another tree is not the caller's choice.
+if [ "${CARGO_TARGET_DIR:-}" = "${NCCL_EP_ROOT:+$NCCL_EP_ROOT/target}" ]; then unset CARGO_TARGET_DIR; fi
 NCCL_EP_ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-# Where cargo builds, and below it the C programs.
-NCCL_EP_TARGET=$(cd "$NCCL_EP_ROOT" && realpath -m "${CARGO_TARGET_DIR:-target}")
+# Where cargo builds, whatever its configuration says, and below it the C programs.
+NCCL_EP_TARGET=$(cd "$NCCL_EP_ROOT" && realpath -m "${CARGO_TARGET_DIR:-${CARGO_BUILD_TARGET_DIR:-target}}")
 # make splits such a path into several, of which the first could be somebody else's folder.
 for NCCL_EP_PLACE in "$NCCL_EP_ROOT" "$NCCL_EP_TARGET"; do
     if [[ $NCCL_EP_PLACE == *[[:space:]]* ]]; then
@@ -95,7 +97,8 @@ if [ -n "${CUDA_HOME:-}" ] && [ "$CUDA_HOME" != "$NCCL_EP_PINNED_CUDA" ] &&
 fi
 CUDA_HOME=$(nccl_ep_find_cuda)
 NCCL_INCLUDE=$(nccl_ep_find_nccl)
-export CUDA_HOME NCCL_INCLUDE NCCL_EP_DEPS NCCL_EP_TARGET NCCL_EP_RELEASE
+export CUDA_HOME NCCL_INCLUDE NCCL_EP_DEPS NCCL_EP_ROOT NCCL_EP_TARGET NCCL_EP_RELEASE
+export CARGO_TARGET_DIR="$NCCL_EP_TARGET"
 
 # build.rs is told the compiler itself: cargo would build anew whenever what it is searched by
 # (PATH) changes. What the caller set stays; what this file set may change with CUDA_HOME.

@@ -249,6 +249,17 @@ class Runs(unittest.TestCase):
         machine.environment["CARGO_TARGET_DIR"] = "a\tb"
         self.assertIn("without blanks", machine.run("bash", "-ec", ". scripts/env.sh").stdout)
 
+    def test_cargo_builds_where_the_scripts_look(self):
+        machine, other = Machine(self), Machine(self)
+        for chosen, folder in (({"CARGO_TARGET_DIR": "a", "CARGO_BUILD_TARGET_DIR": "b"}, "a"),
+                               ({"CARGO_BUILD_TARGET_DIR": "b"}, "b"), ({}, "target")):
+            machine.environment = {**other.environment, **chosen}
+            said = machine.run("bash", "-c", ". scripts/env.sh; . scripts/env.sh; echo $NCCL_EP_TARGET; "
+                                             "printenv CARGO_TARGET_DIR").stdout
+            self.assertEqual(said, f"{machine.root / folder}\n" * 2)
+        both = f". scripts/env.sh; . {other.root}/scripts/env.sh; echo $CARGO_TARGET_DIR"
+        self.assertEqual(machine.run("bash", "-c", both).stdout, f"{other.root}/target\n", "each tree has its own")
+
     def test_the_compiler_is_chosen_once(self):
         machine = Machine(self)
 

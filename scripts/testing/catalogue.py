@@ -21,7 +21,7 @@ def all_steps(places: Places) -> list[Step]:
         # It sleeps.
         Step("runner/self-test", ("python3", "scripts/testing/selftest.py"), counts.exit_status, cores=0,
              environment=path),
-        Step("scripts/self-test", ("python3", "scripts/testing/scripts_selftest.py"),
+        Step("scripts/self-test", ("python3", "-m", "unittest", "testing.scripts_selftest", "testing.install_selftest"),
              counts.exit_status, environment=path),
         Step("build-script/self-test", ("python3", "scripts/testing/build_selftest.py"),
              counts.exit_status, environment=path),

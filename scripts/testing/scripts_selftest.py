@@ -1,4 +1,4 @@
-"""Tests of the scripts for set-up, installation and runs, on simulated machines: fake GPUs, MPI,
+"""Tests of the scripts for set-up and runs, on simulated machines: fake GPUs, MPI,
 NCCL and tool kits in a temporary folder, without a network.
 
 The step `scripts/self-test` runs them; by hand, `python3 -m unittest testing.scripts_selftest` in
@@ -372,25 +372,6 @@ class Runs(unittest.TestCase):
             self.assertIn(f"comes first, not {wrong}", nodes(wrong, 2)[0])
         del machine.environment["OMPI_COMM_WORLD_RANK"]
         self.assertIn("which rank", machine.run("scripts/on_nodes.sh", "2", *show).stdout)
-
-    def test_an_installation_builds_nothing(self):
-        machine = Machine(self)
-        machine.write("Cargo.toml", 'version = "1.2.3"\n')
-        done = machine.run("scripts/install.sh", "install", f"prefix={machine.root / 'prefix'}")
-        self.assertEqual(done.returncode, 1)
-        self.assertIn("run `make lib` first", done.stdout)
-        self.assertFalse((machine.root / "prefix").exists())
-
-    def test_settings_of_an_installation_are_checked(self):
-        machine = Machine(self)
-        machine.write("Cargo.toml", 'version = "1.2.3"\n')
-        for words, said in ((("install", "prefix=here"), "prefix must be an absolute path, not here"),
-                            (("install", "libdir=lib"), "libdir must be an absolute path, not lib"),
-                            (("install", "perfix=/x"), "unknown setting perfix=/x"),
-                            (("/usr/local", ""), "usage: install.sh install|uninstall")):
-            done = machine.run("scripts/install.sh", *words)
-            self.assertEqual(done.returncode, 1)
-            self.assertIn(said, done.stdout)
 
 
 if __name__ == "__main__":

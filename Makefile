@@ -19,7 +19,7 @@ env := . scripts/env.sh;
 settings := prefix='$(prefix)' libdir='$(libdir)' includedir='$(includedir)' docdir='$(docdir)' \
             DESTDIR='$(DESTDIR)' versioned='$(VERSIONED)'
 # What the C programs' own Makefile is told.
-places := EP_LIBDIR="$$NCCL_EP_TARGET/release" OUT="$$NCCL_EP_TARGET/c"
+places := EP_LIBDIR="$$NCCL_EP_RELEASE" OUT="$$NCCL_EP_TARGET/c"
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-lib setup-gpu setup-demo setup-gpu-tests setup-package lib header programs simt-programs \
@@ -74,7 +74,7 @@ simt-programs: programs ## Build the C programs with the GPU kernels on the CPU
 	@$(env) $(MAKE) -C c_tests simt $(places)
 
 kernel-sizes: lib ## Show bytes of code, registers and shared memory of each kernel
-	@$(env) scripts/kernel_sizes.py "$$NCCL_EP_TARGET"
+	@$(env) scripts/kernel_sizes.py "$${NCCL_EP_RELEASE%/*}"
 
 run: setup-demo ## Run an MoE layer and a short benchmark, on GPUs if there are any; ARGS="--nodes 2" on two nodes, "--long" shows all
 	@scripts/demo.sh $(ARGS)

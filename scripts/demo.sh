@@ -44,7 +44,7 @@ if [ "$gpus" -gt 0 ] && [ $ranks -ge "$nodes" ]; then
     found="$gpus GPU(s) here: on the CUDA backend, one rank on each of $ranks"
     time="2 to 4 minutes at first, most of them for the kernels"
     packages=(--release --workspace)
-    libraries=$NCCL_EP_TARGET/release
+    libraries=$NCCL_EP_RELEASE
     built=$NCCL_EP_TARGET/c
     settings=()
 else
@@ -60,7 +60,7 @@ else
     fi
     export NCCL_EP_CUDA=off
     packages=(-p nccl-ep -p ncclep-hostsim)
-    libraries=$NCCL_EP_TARGET/debug
+    libraries=${NCCL_EP_RELEASE%/*}/debug
     built=$NCCL_EP_TARGET/c-demo
     settings=(OPTIMISE=-O0)
     # What setup.sh fetches for this alone.

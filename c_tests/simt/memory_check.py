@@ -66,7 +66,8 @@ def main() -> int:
 
 def measure(target: pathlib.Path, shape: Shape) -> tuple[int | None, str]:
     """What the rank that needs most has less after it has made a group and a handle, and all output."""
-    libraries, shim = target / "release", target / "c" / "simt" / "lib" / "libncclep_simt.so"
+    libraries = pathlib.Path(os.environ.get("NCCL_EP_RELEASE", target / "release"))
+    shim = target / "c" / "simt" / "lib" / "libncclep_simt.so"
     environment = {**os.environ, "NCCL_EP_LIBRARY": str(libraries / "libnccl_ep.so"),
                    "NCCL_EP_NCCL_LIBRARY": str(shim), "NCCLEP_HOSTSIM_WITH_GPU": "1"}
     nodes = [str(node) for node, ranks in enumerate(shape.ranks_of_nodes) for _ in range(ranks)]

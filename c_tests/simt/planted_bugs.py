@@ -90,7 +90,8 @@ class Workshop:
 
     def __init__(self, target: pathlib.Path, work: pathlib.Path) -> None:
         self.programs = target / "c" / "simt"
-        said = run("make", "-s", "--no-print-directory", "simt-compiler", f"EP_LIBDIR={target}/release").stdout
+        libraries = os.environ.get("NCCL_EP_RELEASE", f"{target}/release")
+        said = run("make", "-s", "--no-print-directory", "simt-compiler", f"EP_LIBDIR={libraries}").stdout
         compiler, *options = said.split()
         self._compiler = (compiler, f"-I{work}", *options, "-O0", "-g0", "-w", "-fno-sanitize=all")
         self._compile("-x", "c++-header", "simt/ptx_cpu.h", "-o", str(work / "ready.h.gch"))

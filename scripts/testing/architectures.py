@@ -29,7 +29,7 @@ def steps(places: Places) -> list[Step]:
     found = [Step("build/other-architectures", lambda: _compile(environment, places.libraries), needs=("build/lib",))]
     has_tool = (pathlib.Path(environment.get("CUDA_HOME", "")) / "bin" / "cuobjdump").exists()
     if has_tool and "90" in _named(environment["NCCL_EP_ARCHS"]):
-        sizes = ("python3", "scripts/kernel_sizes.py", str(places.target), "--check")
+        sizes = ("python3", "scripts/kernel_sizes.py", str(places.libraries.parent), "--check")
         found.append(Step("build/kernel-sizes", sizes, counts.closing_line, ("build/lib",)))
     return found
 

@@ -135,7 +135,7 @@ def gpu_steps(machine: Machine, quick: bool, has_ht: bool) -> list[Step]:
     # In a folder of `make gpu-package` the library is beside the programs.
     library = machine.programs / "lib" / "libnccl_ep.so"
     if not library.exists():
-        library = machine.programs.parent / "release" / "libnccl_ep.so"
+        library = pathlib.Path(machine.environment["NCCL_EP_RELEASE"]) / "libnccl_ep.so"
     pytest = fetched(machine.environment) / "pytest"
     environment = {"NCCL_EP_LIBRARY": str(library), "PYTHONDONTWRITEBYTECODE": "1",
                    "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "python", pytest))),

@@ -153,6 +153,10 @@ class Setup(unittest.TestCase):
         found = machine.run("bash", "-c", f". scripts/env.sh; {show}").stdout.split()
         self.assertEqual(found, [f"{machine.root}/target/aarch64-unknown-linux-gnu/release", "aarch64-linux-gnu-",
                                  "aarch64-linux-gnu-gcc"])
+        shutil.copy(ROOT / "Makefile", machine.root)
+        machine.write("c_tests/Makefile", "clean:\n\t@echo $(EP_LIBDIR)\n")
+        machine.command("cargo", "")
+        self.assertEqual(machine.run("make", "clean").stdout, f"{found[0]}\n", "programs are linked from there")
         machine.command("uname", "echo aarch64")
         self.assertEqual(machine.run("scripts/setup.sh", "--library").stdout, "", "its own tools serve")
 

@@ -235,7 +235,8 @@ class Pool(unittest.TestCase):
 class Report(unittest.TestCase):
     """What a reader sees, and what is run and built if only some is wanted."""
 
-    PLACES = Places({"NCCL_EP_DEPS": "/deps"}, pathlib.Path("/t"), pathlib.Path("/t/c/host"))
+    PLACES = Places({"NCCL_EP_DEPS": "/deps", "NCCL_EP_RELEASE": "/t/arch/release"}, pathlib.Path("/t"),
+                    pathlib.Path("/t/c/host"))
 
     def _shown(self, *steps):
         shown = io.StringIO()
@@ -274,6 +275,7 @@ class Report(unittest.TestCase):
         chosen = self._only("test_ll")
         self.assertIn("test_ll/4", chosen)
         self.assertNotIn("build/sanitizer", chosen)
+        self.assertIn("EP_LIBDIR=/t/arch/release", chosen["build/programs"].command)
         self.assertEqual(self._made(chosen["build/programs"]),
                          ["/t/c/fake_nccl/host/libncclep_fake_nccl.so", "/t/c/host/test_ll"])
         self.assertEqual(self._made(chosen["build/simt"]),

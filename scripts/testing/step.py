@@ -68,7 +68,7 @@ class Places:
 
     @property
     def libraries(self) -> pathlib.Path:
-        return self.target / "release"
+        return pathlib.Path(self.environment["NCCL_EP_RELEASE"])
 
     @property
     def sanitized(self) -> pathlib.Path:

@@ -8,7 +8,7 @@ set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 . "$here/../../../scripts/env.sh"
 . "$here/../checks.sh"
-libraries=$(cd "${1:-$NCCL_EP_TARGET/release}" && pwd)
+libraries=$(cd "${1:-$NCCL_EP_RELEASE}" && pwd)
 prefix=$work/prefix
 export PKG_CONFIG_PATH=$prefix/lib/pkgconfig
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' "$NCCL_EP_ROOT/Cargo.toml" | head -n1)

@@ -8,7 +8,7 @@ set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 . "$here/../../../scripts/env.sh"
 . "$here/../checks.sh"
-libraries=$(cd "${1:-$NCCL_EP_TARGET/release}" && pwd)
+libraries=$(cd "${1:-$NCCL_EP_RELEASE}" && pwd)
 prefix=$work/prefix
 export PKG_CONFIG_PATH=$prefix/lib/pkgconfig
 export LD_LIBRARY_PATH=$prefix/lib:$work/lib

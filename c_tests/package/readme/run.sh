@@ -12,7 +12,7 @@ set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 . "$here/../../../scripts/env.sh"
 . "$here/../checks.sh"
-libraries=$(cd "${1:-$NCCL_EP_TARGET/release}" && pwd)
+libraries=$(cd "${1:-$NCCL_EP_RELEASE}" && pwd)
 program=$here/../consumer/one_rank.c
 
 # block LANGUAGE WORD [DOCUMENT]: the first block of this language that has this word, in README.

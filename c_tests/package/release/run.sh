@@ -22,9 +22,9 @@ builds_an_example() {
     local flags
     flags=$(PKG_CONFIG_PATH="$work/some where/lib/pkgconfig" pkg-config --cflags --libs nccl_ep)
     eval mpicxx -std=c++17 "'$work/some where/examples/cpp/low_latency.cpp'" -o "'$work/example'" -DOMPI_SKIP_MPICXX \
-        -isystem "'$CUDA_HOME/include'" -isystem "'$NCCL_INCLUDE'" "$flags" -L"'$NCCL_EP_TARGET/release'" \
+        -isystem "'$CUDA_HOME/include'" -isystem "'$NCCL_INCLUDE'" "$flags" -L"'$NCCL_EP_RELEASE'" \
         -lncclep_hostsim
-    LD_LIBRARY_PATH="$work/some where/lib:$NCCL_EP_TARGET/release" NCCLEP_HOSTSIM_WITH_GPU=1 \
+    LD_LIBRARY_PATH="$work/some where/lib:$NCCL_EP_RELEASE" NCCLEP_HOSTSIM_WITH_GPU=1 \
         timeout 60 mpirun -np 2 "$work/example"
 }
 has_licences() { grep -q "^  half " "$work/some where/THIRD-PARTY.txt"; }
@@ -36,7 +36,7 @@ builds_by_pkg_config() {
 }
 builds_by_cmake() {
     cmake -S "$here/../consumer" -B "$work/cmake" -DCMAKE_PREFIX_PATH="$work/some where" \
-        -DHOSTSIM_DIRECTORY="$NCCL_EP_TARGET/release" &&
+        -DHOSTSIM_DIRECTORY="$NCCL_EP_RELEASE" &&
         cmake --build "$work/cmake" --target plain_nccl_ep && "$work/cmake/plain_nccl_ep"
 }
 

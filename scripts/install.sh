@@ -57,7 +57,7 @@ uninstall() {
     local target
     target=$(readlink "$stage$libdir/libnccl_ep.so" || true)
     [[ $target != libnccl_ep.so.[0-9]*.[0-9]*.[0-9]* ]] || rm -f "$stage$libdir/$target"
-    rm -f "${files[@]/#/$stage}" "$stage$libdir"/libnccl_ep.{a,so,so."$version"}
+    rm -f "${files[@]/#/"$stage"}" "$stage$libdir"/libnccl_ep.{a,so,so."$version"}
     rm -f "$stage$later"/{include,lib/libnccl_ep.so.0,libnccl_ep.{a,so,so.0}} \
         "$stage$later"/libnccl_ep.so.[0-9]*.[0-9]*.[0-9]*
     rmdir "$stage$libdir"/cmake/nccl_ep{,_2} "$stage$later"{/lib,} "$stage$later_headers"/{nccl_ep,} "$stage$docdir" \
@@ -65,34 +65,41 @@ uninstall() {
     echo "removed nccl_ep from $stage$prefix"
 }
 
-# As pkg-config writes a folder: by the prefix where it is below it.
+# As pkg-config reads a folder, which may have blanks.
+escaped() { sed "s/[[:blank:]\\\\\"'#]/\\\\&/g" <<<"$1"; }
+# As it writes one: by the prefix where it is below it.
 below_prefix() {
     local below=${prefix%/}
-    if [[ $1 == "$below"/* ]]; then echo "\${prefix}${1#"$below"}"; else echo "$1"; fi
+    if [[ $1 == "$below"/* ]]; then echo "\${prefix}$(escaped "${1#"$below"}")"; else escaped "$1"; fi
 }
 
 # describe PACKAGE VERSION FILE LIBDIR INCLUDEDIR: the files by which pkg-config and CMake find a package, whose shared
 # library has this file.
 describe() {
-    local package=$1 of=$2 file=$3 libs=$4 headers=$5 cmake=$libdir/cmake/$1 home=$prefix target
+    local package=$1 of=$2 file=$3 libs=$4 headers=$5 cmake=$libdir/cmake/$1 home target name text
     local soname=libnccl_ep.so link=-lnccl_ep
     # Behind the folder of the other library -lnccl_ep would be that one.
     [ "$package" = nccl_ep ] || { soname=libnccl_ep.so.0 && link=-l:$soname; }
+    home=$(escaped "$prefix")
     # pkg-config knows the folder of its file.
     [ "${given[relocatable]:-0}" = 0 ] ||
         home="\${pcfiledir}/$(realpath -ms --relative-to="$libdir/pkgconfig" "$prefix")"
+    local -A values=(
+        [PACKAGE]=$package [PREFIX]=$home [VERSION]=$of [FILE]=$file [SONAME]=$soname [LINK]=$link
+        [LIBDIR]=$(below_prefix "$libs") [INCLUDEDIR]=$(below_prefix "$headers")
+        [LIBDIR_FROM_CMAKE]=$(realpath -ms --relative-to="$cmake" "$libs")
+        [INCLUDE_FROM_CMAKE]=$(realpath -ms --relative-to="$cmake" "$headers")
+        [VERSION_MAJOR]=$(cut -d. -f1 <<<"$of") [VERSION_MINOR]=$(cut -d. -f2 <<<"$of")
+        [NATIVE_STATIC_LIBS]=$(cat "$root/packaging/native-static-libs")
+    )
     for target in "$libdir/pkgconfig/$package.pc" "$cmake/$package-config.cmake" \
         "$cmake/$package-config-version.cmake"; do
         local template=${target##*/}
         mkdir -p "$stage$(dirname "$target")"
-        sed -e "s|@PACKAGE@|$package|g" -e "s|@PREFIX@|$home|g" -e "s|@VERSION@|$of|g" \
-            -e "s|@LIBDIR@|$(below_prefix "$libs")|g" -e "s|@INCLUDEDIR@|$(below_prefix "$headers")|g" \
-            -e "s|@LIBDIR_FROM_CMAKE@|$(realpath -ms --relative-to="$cmake" "$libs")|g" \
-            -e "s|@INCLUDE_FROM_CMAKE@|$(realpath -ms --relative-to="$cmake" "$headers")|g" \
-            -e "s|@FILE@|$file|g" -e "s|@SONAME@|$soname|g" -e "s|@LINK@|$link|g" \
-            -e "s|@VERSION_MAJOR@|$(cut -d. -f1 <<<"$of")|g" -e "s|@VERSION_MINOR@|$(cut -d. -f2 <<<"$of")|g" \
-            -e "s|@NATIVE_STATIC_LIBS@|$(cat "$root/packaging/native-static-libs")|g" \
-            "$root/packaging/${template/#$package/nccl_ep}.in" >"$stage$target"
+        text=$(<"$root/packaging/${template/#$package/nccl_ep}.in")
+        # Not by sed, to which some letters of a folder would mean more.
+        for name in "${!values[@]}"; do text=${text//@$name@/"${values[$name]}"}; done
+        echo "$text" >"$stage$target"
         chmod 644 "$stage$target"
     done
 }

@@ -86,6 +86,17 @@ uninstalls() {
         files_are "$work/else" lib64/ep/libnccl_ep.so.9.9.9 && files_are "$work/headers" ""
 }
 
+# Letters of a folder that mean more to shells, sed, bash or pkg-config.
+goes_anywhere() {
+    local odd="$work/a b&c|d\\e" stage="$work/s t&u" below flags
+    installs prefix="$odd" DESTDIR="$stage" || return 1
+    for below in "" /nccl_ep_2; do
+        flags=$(PKG_CONFIG_PATH="$stage$odd/lib/pkgconfig" pkg-config --cflags --libs "nccl_ep${below#/nccl_ep}") &&
+            eval "flags=($flags)" && [ "${flags[*]::2}" = "-I$odd/include$below -L$odd/lib$below" ] || return 1
+    done
+    make_install uninstall prefix="$odd" DESTDIR="$stage" && files_are "$stage" ""
+}
+
 # Without headers of CUDA or NCCL anywhere the package says what to set.
 names_missing_headers() {
     ! env -u CUDA_HOME -u NCCL_INCLUDE -u NCCL_HOME cmake -S "$here" -B "$work/no-cuda" \
@@ -193,6 +204,7 @@ check "install: folders of its own, a versioned file" installs_elsewhere
 check "install: names in capitals" takes_capitals
 check "install: over a link" installs_over_a_link
 check "uninstall" uninstalls
+check "install: folders of any name" goes_anywhere
 with_pkg_config
 with_cmake
 with_later_interface

@@ -51,4 +51,5 @@ if [ -d "$NCCL_EP_DEPS/pytest" ]; then
     mkdir "$package/.deps"
     cp -r "$NCCL_EP_DEPS/pytest" "$package/.deps/"
 fi
+chmod -R u+w "$package"
 echo "$package: $(du -sm "$package" | cut -f1) MB"

@@ -22,6 +22,7 @@ rm -f "$folder"/nccl_ep{-*"$NCCL_EP_MACHINE".{tar.gz,whl},-"$version".tar.gz,_de
 "${NCCL_EP_TOOLS}strip" --strip-unneeded "$stage/$name"/lib/{libnccl_ep.so,nccl_ep_2/libnccl_ep.so.*.*.*}
 "${NCCL_EP_TOOLS}strip" --strip-debug "$stage/$name"/lib/{,nccl_ep_2/}libnccl_ep.a
 cp -r "$root"/{README.md,CHANGELOG.md,SECURITY.md,docs,examples} "$stage/$name"
+chmod -R u+w "$stage"
 find "$stage/$name" -name __pycache__ -prune -exec rm -r {} +
 # The same sources and compiler give the same file.
 tar -C "$stage" --sort=name --owner=0 --group=0 --numeric-owner --mtime="@${SOURCE_DATE_EPOCH:-0}" \

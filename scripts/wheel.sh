@@ -11,8 +11,9 @@ folder=${1:?usage: wheel.sh FOLDER}
 source=$(mktemp -d)
 trap 'rm -rf "$source"' EXIT
 
-# A copy, so that neither the library nor what the build leaves behind gets into the sources.
+# A copy, so that neither the library nor what the build leaves behind gets into the sources, which may be read-only.
 cp -r "$NCCL_EP_ROOT/python/." "$source"
+chmod -R u+w "$source"
 cp "$NCCL_EP_ROOT/LICENSE" "$source"
 cp "$NCCL_EP_ROOT/LICENSE" "$source/deep-ep"
 # By this name setuptools takes it as a file of the licence.

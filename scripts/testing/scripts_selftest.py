@@ -134,6 +134,17 @@ class Setup(unittest.TestCase):
         machine.root.chmod(0o555)
         self.assertEqual(said("scripts/setup.sh --library --wheel"), "")
         self.assertEqual((build / "deps" / "wheel").readlink(), machine.root / ".deps" / "wheel")
+        # A wheel is made in a copy, which goes.
+        machine.root.chmod(0o755)
+        machine.command("strip", "")
+        made = ("nccl_ep-1.whl", "nccl_ep_deep_ep-1.whl", "nccl_ep-1.tar.gz", "libnccl_ep.so", "libncclep_hostsim.so")
+        for path in ("LICENSE", "python/deep-ep/setup.py", *(build / "release" / name for name in made)):
+            machine.write(path)
+        (machine.root / "python" / "deep-ep").chmod(0o555)
+        (build / "tmp").mkdir()
+        (build / "tmp").chmod(0o777)
+        said(f"TMPDIR={build}/tmp scripts/wheel.sh {build}/release")
+        self.assertEqual(list((build / "tmp").iterdir()), [])
 
     def test_another_machine_needs_its_tools(self):
         machine = Machine(self)

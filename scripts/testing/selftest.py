@@ -1,8 +1,10 @@
-"""Tests of the runner: what counts as a failure, what runs, and that no process is left behind.
+"""Tests of the runner: what counts as a failure, what runs, and that no process is left behind. And the lengths of
+functions in Python, of which tests/line_limit.rs has those in C.
 
 The step `runner/self-test` runs them; by hand, `python3 -m unittest testing.selftest` in scripts/.
 """
 
+import ast
 import contextlib
 import dataclasses
 import fnmatch
@@ -15,7 +17,7 @@ import unittest
 from unittest import mock
 
 from testing import catalogue, command, counts, pool, quotes, report, tiers
-from testing.step import SETUP, Counts, Finished, Places, Step
+from testing.step import ROOT, SETUP, Counts, Finished, Places, Step
 
 # Without what the runner gives its own steps, of which this is one.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("EP_TEST_")}
@@ -351,6 +353,31 @@ class Quotes(unittest.TestCase):
         self.assertEqual(quotes.quotes("hangs.md", page),
                          ["ncclEpX: no: 1", "ncclEpX: failed, more of it", "a b", ".. for rank 1"])
         self.assertEqual(quotes.quotes("other.md", page), ["ncclEpX: no: 1", "ncclEpX: failed, more of it"])
+
+
+def lengths(source: str) -> dict[str, int]:
+    """Lines of each function from its first to its last, without the docstring."""
+    lines = lambda it: it.end_lineno - it.lineno + 1
+    functions = [it for it in ast.walk(ast.parse(source)) if isinstance(it, ast.FunctionDef | ast.AsyncFunctionDef)]
+    docstring = lambda it: 0 if ast.get_docstring(it) is None else lines(it.body[0])
+    return {f"{it.name}, line {it.lineno}": lines(it) - docstring(it) for it in functions}
+
+
+class Lengths(unittest.TestCase):
+    """Functions of Python have 60 lines at most."""
+
+    def test_no_function_is_over_the_limit(self):
+        for folder in ("bench", "c_tests", "docs", "examples", "python", "scripts"):
+            found = {(path, name): lines for path in (ROOT / folder).rglob("*.py")
+                     for name, lines in lengths(path.read_text()).items()}
+            self.assertEqual([(*where, lines) for where, lines in found.items() if lines > 60], [])
+            self.assertTrue(found, folder)
+
+    def test_a_function_is_counted_without_its_docstring(self):
+        source = ('class A:\n    @b\n    def f(self,\n          x):\n        """Says.\n\n        More.\n        """\n'
+                  '        y = x\n\n        return y\n\n    async def g(\n        self,\n    ):\n        """Says."""\n'
+                  '        pass\n\n\nB = 1\n')
+        self.assertEqual(lengths(source), {"f, line 3": 5, "g, line 13": 4})
 
 
 if __name__ == "__main__":

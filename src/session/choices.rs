@@ -226,7 +226,7 @@ impl Choices {
 
     fn warn(&self, operation: Operation, reason: Impossible) {
         let bit = 1 << (operation as u32 * Impossible::KINDS + reason.kind());
-        if self.told.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
+        if self.warned.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
             let what = if matches!(reason, Impossible::Shape(_)) { "the launch of a choice" } else { "a choice" };
             log::warn(&format!("{what} for {} is passed over: {reason}; that is said once", operation.name()));
         }

@@ -83,7 +83,7 @@ impl Handle {
         let mut dispatch = self.rank_dispatch_params((op, beside), op.tokens, &self.plan.dispatch, Part::WHOLE);
         // Scales travel separately from the rows.
         dispatch.dispatch.common.shape = self.plan.shape(op.row.into(), Cut::Large);
-        let mut view = self.view(Some(bank), &dispatch.dispatch.common.shape)?;
+        let mut view = self.view(Some(bank), &dispatch.dispatch.common.shape, false)?;
         view.scale_bytes = scale_bytes(op.wire()) as u32;
         let banks = self.views()?.of_ranks(bank).ok_or_else(|| Error::internal("a view without memory"))?;
         let own = self.plan.view.blocks(view.parts as usize);
@@ -111,7 +111,8 @@ impl Handle {
             |bank| Some(self.views.as_ref()?.lies(bank, op.expert_rows, op.row.bytes() * shape.max_tokens as usize));
         let bank = op.view.filter(|_| part.is_whole());
         let lies = bank.and_then(lies).unwrap_or(Lies::Apart);
-        let mut view = self.view(bank.filter(|_| lies != Lies::Across), shape)?;
+        let in_view = bank.filter(|_| lies != Lies::Across);
+        let mut view = self.view(in_view, shape, self.plan.view.combines_with_all_warps())?;
         view.lie_there = u32::from(lies == Lies::There);
         let is_own = part.is_whole() && op.launch.is_own();
         let (grid, parts) = (self.plan.view, view.parts as usize);
@@ -136,9 +137,9 @@ impl Handle {
     }
 
     /// The parameters for `bank`.
-    fn view(&self, bank: Option<ViewBank>, shape: &LlShape) -> Result<LlView> {
+    fn view(&self, bank: Option<ViewBank>, shape: &LlShape, with_all_warps: bool) -> Result<LlView> {
         let views = self.views()?;
-        let (parts, warps) = self.plan.view.cut(shape.chunks as usize);
+        let (parts, warps) = self.plan.view.cut(shape.chunks as usize, with_all_warps);
         Ok(LlView {
             rows: bank.and_then(|bank| views.own(bank)).unwrap_or_default().0 as *mut u8,
             state: views.state.0 as *mut LlViewState,

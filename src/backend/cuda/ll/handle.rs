@@ -213,7 +213,7 @@ impl Handle {
         let row = op.wire();
         let few = self.few(op.launch, part)?;
         let suits = few.rows.has(op.layout, row.scales.is_some()) && Chunks::of(row, Cut::Small).accesses == 1;
-        suits.then(|| few.of_rows(row.payload.bytes()))
+        suits.then(|| few.of_rows(row.payload.bytes(), op.layout.is_rank_major()))
     }
 
     /// As [`GroupContext::launch_following`]; `shape` is for the launch `asked`.

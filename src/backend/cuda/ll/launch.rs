@@ -162,6 +162,15 @@ impl DispatchGrid {
         let launch = grid.launch_shape(self.launch.shared_bytes);
         Self { grid, notify_blocks: grid.receive_blocks, serve_blocks: 0, cut: Cut::Large, launch }
     }
+
+    /// This grid with at most so many blocks that serve ranks with more tokens.
+    fn serving_at_most(self, most: u32) -> Self {
+        let less = self.serve_blocks.saturating_sub(most);
+        let grid =
+            Grid { blocks: self.grid.blocks - less, receive_blocks: self.grid.receive_blocks - less, ..self.grid };
+        let launch = grid.launch_shape(self.launch.shared_bytes);
+        Self { grid, serve_blocks: self.serve_blocks - less, launch, ..self }
+    }
 }
 
 /// The grids of whole operations with the kernels for few tokens, in which blocks between senders and receivers notify
@@ -174,14 +183,17 @@ pub struct FewGrids {
     /// For rows of at most `short_bytes`, half the group's bound, like those of most casts.
     pub short_dispatch: DispatchGrid,
     pub short_bytes: usize,
+    /// The most blocks of a rank-major dispatch that serve ranks with more tokens.
+    pub serving_by_rank: u32,
     /// For fewer tokens than dispatches.
     pub combine: Option<Grid>,
 }
 
 impl FewGrids {
     /// The grid of a dispatch of rows with `row_bytes`.
-    pub fn of_rows(&self, row_bytes: usize) -> DispatchGrid {
-        if row_bytes <= self.short_bytes { self.short_dispatch } else { self.dispatch }
+    pub fn of_rows(&self, row_bytes: usize, is_rank_major: bool) -> DispatchGrid {
+        let grid = if row_bytes <= self.short_bytes { self.short_dispatch } else { self.dispatch };
+        if is_rank_major { grid.serving_at_most(self.serving_by_rank) } else { grid }
     }
 }
 
@@ -218,11 +230,18 @@ pub struct ViewGrid {
 
 impl ViewGrid {
     /// The number of parts, and of chunks in each, into which a row of `chunks` is divided: with few tokens more parts
-    /// than necessary, as long as three quarters of the multiprocessors have no block.
-    pub fn cut(self, chunks: usize) -> (usize, usize) {
-        let apart = (self.multiprocessors as usize / (4 * self.tokens.max(1))).clamp(1, MOST_PARTS);
+    /// than necessary, as long as three quarters of the multiprocessors have no block; but not if `with_all_warps`.
+    pub fn cut(self, chunks: usize, with_all_warps: bool) -> (usize, usize) {
+        let most_parts = if with_all_warps { 1 } else { MOST_PARTS };
+        let apart = (self.multiprocessors as usize / (4 * self.tokens.max(1))).clamp(1, most_parts);
         let warps = chunks.div_ceil(chunks.div_ceil(ROW_WARPS).max(apart));
         (chunks.div_ceil(warps.max(1)).max(1), warps)
+    }
+
+    /// Whether all warps of a combine's blocks shall have rows, as its blocks serve ranks that may have more tokens. On
+    /// two H200s 128 tokens and 1 take 17.1 us so instead of 19.5; more ranks were not measured.
+    pub fn combines_with_all_warps(self) -> bool {
+        self.ranks <= 2 && self.tokens < self.most_tokens
     }
 
     /// Whether several blocks of a multiprocessor poll: then pauses between polls reduced dispatch and combine of 128
@@ -316,14 +335,17 @@ mod tests {
     #[test]
     fn parts_have_all_chunks_of_a_row() {
         for (chunks, tokens) in (1..200).flat_map(|chunks| [0, 1, 5, 8, 300].map(|tokens| (chunks, tokens))) {
-            let (parts, warps) = grid(tokens, 300, 132).cut(chunks);
+            let (parts, warps) = grid(tokens, 300, 132).cut(chunks, false);
             assert!(warps <= ROW_WARPS && parts * warps >= chunks);
             assert!((parts - 1) * warps < chunks);
         }
-        let cut = |tokens, chunks| grid(tokens, 300, 132).cut(chunks);
+        let cut = |tokens, chunks| grid(tokens, 300, 132).cut(chunks, false);
         assert_eq!((cut(300, 28), cut(300, 29)), ((4, 7), (5, 6)));
         assert_eq!((cut(1, 28), cut(8, 28), cut(8, 14), cut(16, 14)), ((7, 4), (4, 7), (4, 4), (2, 7)));
         assert_eq!((cut(1, 3), cut(1, 0)), ((3, 1), (1, 0)));
+        let of_two = |tokens| ViewGrid { ranks: 2, ..grid(tokens, 300, 132) };
+        assert!(of_two(1).combines_with_all_warps() && !of_two(300).combines_with_all_warps());
+        assert_eq!(of_two(1).cut(28, true), (4, 7));
     }
 
     #[test]

@@ -221,12 +221,15 @@ fn few_tokens_have_blocks_of_each_kind() {
                 assert!(tokens < max_tokens && ranks * tokens > if ranks <= 2 { 32 } else { 64 });
                 continue;
             };
-            for dispatch in [few.of_rows(few.short_bytes), few.of_rows(few.short_bytes + 1)] {
+            let lengths = [few.short_bytes, few.short_bytes + 1];
+            let kinds = lengths.iter().flat_map(|bytes| [true, false].map(|by_rank| (*bytes, by_rank)));
+            for (dispatch, by_rank) in kinds.map(|(bytes, by_rank)| (few.of_rows(bytes, by_rank), by_rank)) {
                 let Grid { blocks, send_blocks, receive_blocks, .. } = dispatch.grid;
                 assert!(blocks <= multiprocessors && send_blocks + receive_blocks < blocks && receive_blocks >= 2);
                 assert!(tokens == 0 || send_blocks >= 1);
                 let serving = dispatch.serve_blocks;
                 assert_eq!(serving > 0, tokens < max_tokens);
+                assert!(serving <= if by_rank && ranks > 2 { multiprocessors / 2 } else { multiprocessors });
                 assert!(tokens == 0 || serving + 1 < receive_blocks);
             }
             let Some(Grid { blocks, send_blocks, receive_blocks, .. }) = few.combine else {

@@ -190,6 +190,8 @@ impl LlPlan {
             dispatch: dispatch(self.facts.row_bytes),
             short_dispatch: dispatch(short_bytes),
             short_bytes,
+            // With more ranks further blocks make small even batches slower.
+            serving_by_rank: if self.facts.ranks <= 2 { multiprocessors } else { multiprocessors / 2 },
             combine: (rows.plain && self.pairs(routing.tokens) <= self.most_pairs_of_combine(routing.tokens))
                 .then(|| self.few_combine(routing.tokens, multiprocessors)),
         })

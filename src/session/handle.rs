@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::model::group::{Algorithm, ByMode};
 use crate::model::handle_state::HandleLife;
 use crate::model::layout::Layout;
-use crate::model::ops::{HandleForm, LlCombine, LlDispatch, LlOp, Routing, StagedSlot, Stream, ViewBank};
+use crate::model::ops::{HandleForm, LlCombine, LlDispatch, LlOp, StagedSlot, Stream, ViewBank};
 use crate::model::tensor::{DevPtr, Tensor};
 use crate::rule::handle::HandleTensors;
 use crate::rule::{self, CombineTensors, DispatchTensors, ht, ll};
@@ -144,7 +144,7 @@ impl Handle {
         let facts = self.group.facts();
         let operations = [Operation::LlDispatch, Operation::HtDispatch];
         let rows = tensors.out_tokens.or(tensors.tokens);
-        let chosen = self.chosen(operations, rows, tensors.out_tokens, |_| {
+        let chosen = self.chosen(operations, [rows, tensors.out_tokens, tensors.tokens], |_| {
             Lie::of(tensors.out_ids.is_some(), tensors.out_tokens.is_some_and(|out| out.data.is_null()))
         });
         match &self.mode {
@@ -202,7 +202,7 @@ impl Handle {
         self.group.check_usable()?;
         let facts = self.group.facts();
         let operations = [Operation::LlCombine, Operation::HtCombine];
-        let chosen = self.chosen(operations, tensors.tokens, tensors.tokens, |handle| {
+        let chosen = self.chosen(operations, [tensors.tokens, tensors.tokens, tensors.out_tokens], |handle| {
             Lie::of(handle.dispatched.is_some_and(Layout::is_rank_major), handle.view.is_some())
         });
         match &self.mode {
@@ -241,19 +241,19 @@ impl Handle {
     }
 
     /// What was chosen for this handle's operation of either mode, on rows like `rows`, where peers may map `mapped`.
-    /// The handle's lock is not held meanwhile, so the routing may change before the operation is checked.
+    /// The handle's lock is not held meanwhile, so the routing may change before the operation is checked. A routing in
+    /// a caller's memory is known only to have as many tokens as this rank's rows, `own`.
     #[inline]
     fn chosen(
         &self,
         [of_ll, of_ht]: [Operation; 2],
-        rows: Option<&Tensor>,
-        mapped: Option<&Tensor>,
+        [rows, mapped, own]: [Option<&Tensor>; 3],
         lie: impl FnOnce(&LlHandle) -> Lie,
     ) -> Chosen {
-        let about = |routing: &Routing, lie| About {
+        let about = |tokens, top_k, lie| About {
             lie,
-            tokens: routing.tokens,
-            top_k: routing.top_k,
+            tokens,
+            top_k,
             row_bytes: rows.and_then(Tensor::row_bytes).unwrap_or(0),
             mapped: mapped.is_some_and(|it| self.group.is_mapped(it.data)),
         };
@@ -262,11 +262,11 @@ impl Handle {
             ByMode::Ll((_, handle)) => choices.of(of_ll, || {
                 let handle = handle.lock();
                 let lie = Some(lie(&handle));
-                handle.routed.as_ref().map(|it| about(&it.routing, lie))
+                handle.routed.as_ref().map(|it| about(it.routing.tokens, it.routing.top_k, lie))
             }),
-            ByMode::Ht((_, handle)) => choices.of(of_ht, || {
-                let handle = handle.read();
-                handle.as_ref().map(|it| about(&it.routing, None))
+            ByMode::Ht((_, handle)) => choices.of(of_ht, || match &self.given {
+                Some(given) => own.and_then(|it| it.sizes().first()).map(|&it| about(it as usize, given.top_k, None)),
+                None => handle.read().as_ref().map(|it| about(it.routing.tokens, it.routing.top_k, None)),
             }),
         }
     }

@@ -1,6 +1,7 @@
 // Handles in memory of callers: what a handle keeps is one block of bytes, which works wherever it lies. Also in
 // exchanges.c, where high throughput goes on with a copy.
-#define _GNU_SOURCE  // usleep
+#define _GNU_SOURCE  // usleep, mkstemp
+#include <stdlib.h>
 #include <unistd.h>
 
 #include "harness/graphs.h"
@@ -114,6 +115,46 @@ EP_TEST(rows_in_memory_are_not_waited_for_without_end) {
     ep_sync(env);
     run_check_dispatch(&run, NCCL_EP_FWD_PASS);
     run_close(&run);
+}
+
+// A file of choices that no operation can follow here, as its warning tells that it was asked.
+static void write_choices(const EpEnv* env, const char* path) {
+    FILE* file = fopen(path, "w");
+    EP_REQUIRE(file != NULL);
+    fprintf(file,
+            "{\"format\": \"nccl_ep tuning\", \"version\": 1, \"gpu\": \"CPU\", \"ranks\": %d, \"entries\": [], "
+            "\"choices\": [{\"operation\": \"ht_dispatch\", \"tokens\": 4096, \"variant\": \"ht.direct\"},"
+            " {\"operation\": \"ht_combine\", \"tokens\": 4096, \"variant\": \"ht.pull\"}]}",
+            env->size);
+    EP_REQUIRE(fclose(file) == 0);
+}
+
+// Also for the first operation on memory whose routing another handle has made.
+EP_TEST(choices_are_made_for_memory_of_others) {
+    if (!ep_on_host_backend() || !ranks_share_a_node()) return;
+    char path[] = "/tmp/nccl_ep_choices_XXXXXX";
+    const int descriptor = mkstemp(path);
+    EP_REQUIRE(descriptor >= 0);
+    close(descriptor);
+    write_choices(env, path);
+    EP_WITH_VARIABLE("NCCL_EP_TUNING_FILE", path);
+    Run run;
+    Case test = kSmallHt;
+    test.in_memory = true;
+    for (int combines = 0; combines < 2; ++combines) {
+        run_open(&run, env, NULL, &test, 770);
+        run_route(&run);
+        run_move(&run);
+        forget_lines();
+        if (combines) {
+            CHECK_REFUSED(run_combine(&run, NCCL_EP_FWD_PASS), ncclSuccess, "a choice for ht_combine is passed over");
+        } else {
+            CHECK_REFUSED(run_dispatch(&run, NCCL_EP_FWD_PASS), ncclSuccess, "a choice for ht_dispatch is passed over");
+        }
+        ep_sync(env);
+        run_close(&run);
+    }
+    EP_CHECK(unlink(path) == 0);
 }
 
 // What is in memory that holds no routing of such a handle.

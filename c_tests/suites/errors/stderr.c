@@ -154,7 +154,8 @@ EP_TEST(variables_in_vain) {
 EP_TEST(choices_that_are_passed_over) {
     if (env->rank != 0) return;
     EP_WITH_VARIABLE("NCCL_DEBUG", "WARN");
-    check_warnings("--pass-over", PASSED_OVER("the launch of a choice", "ll_dispatch", "threads must be a multiple of 32 up to 1024")
+    check_warnings("--pass-over", PASSED_OVER("the launch of a choice", "ll_dispatch",
+                                              "threads must be a multiple of 32 up to 1024")
                                       PASSED_OVER("a choice", "ll_combine",
                                                   "ll.exact needs as many ranks as ids of a token, or a "
                                                   "group whose combines are exact")

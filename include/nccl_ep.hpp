@@ -1,5 +1,5 @@
 // NCCL EP in C++17: groups and handles that destroy themselves, tensors as views, errors as results
-// or exceptions. Header only, over nccl_ep.h, which says in full what each call does.
+// or exceptions. Header only, over nccl_ep.h, which documents each call in full.
 //
 //   auto config = nccl_ep::group_config(NCCL_EP_ALGO_LOW_LATENCY);
 //   config.num_experts = 256, config.max_tokens_per_rank = 128, config.token_size_bytes = 7168 * 2;
@@ -9,11 +9,11 @@
 //   handle.dispatch(tokens, received, counts, stream).value();  // lists of one tensor each
 //   handle.combine(results, combined, weights, stream).value();
 //
-// Errors: calls return a `Result`, which you cannot forget. `.value()`, which is not there with
-// -fno-exceptions, throws its `Error`; or you ask: `if (!result) return result.error().code();`.
+// Errors: calls return a [[nodiscard]] `Result`. `.value()` throws its `Error`, and is absent with
+// -fno-exceptions; or test it: `if (!result) return result.error().code();`.
 //
 // Lists of tensors, by tag, in any order (R ranks, L local experts, M max_tokens_per_rank, T tokens
-// of this rank, K top-k, H hidden size, n rows that this rank receives at most):
+// of this rank, K top-k, H hidden size, n most rows that this rank receives):
 //
 //   call                inputs                      outputs                     locals
 //   LL dispatch         tokens [T, H]               tokens [L, R*M, H]          expert_counts [L]
@@ -25,12 +25,12 @@
 //     with gradients    + topk_weights [n, K]       + topk_weights [T, K]
 //   Handle::create, HT                                                          expert_counts [L]
 //
-// expert_counts are optional everywhere. A dispatch may have scales, too: outputs [L, R*M, S] or
+// expert_counts are optional everywhere. A dispatch may also have scales: outputs [L, R*M, S] or
 // [n, S], and inputs [T, S] if they come with the rows. Tokens are of any type in a dispatch,
 // ncclBfloat16, ncclFloat16 or ncclFloat32 in a combine; a row is a multiple of 16 bytes.
 //
-// Names, threads, streams and graphs: as in nccl_ep.h. An object that was moved from, or made by
-// default, is empty: calls on it are refused, and it destroys nothing.
+// Names, threads, streams and graphs: as in nccl_ep.h. A moved-from or default-constructed object
+// is empty: calls on it are refused, and it destroys nothing.
 
 #pragma once
 
@@ -51,10 +51,10 @@ namespace nccl_ep {
 
 // ---- Errors
 
-// Why a call was refused or failed; `what()` has function, argument, rule, got and expected.
+// Why a call was refused or failed; `what()` names function, argument, rule, got and expected.
 class Error : public std::runtime_error {
    public:
-    // Takes the text, which is that of this thread's last refusal.
+    // Copies the text of this thread's last refusal.
     Error(ncclResult_t code, const char* call) : std::runtime_error(ncclEpGetLastError()), code_(code), call_(call) {}
 
     ncclResult_t code() const noexcept { return code_; }
@@ -65,7 +65,7 @@ class Error : public std::runtime_error {
     const char* call_;
 };
 
-// A value or an `Error`; the words are those of std::expected.
+// A value or an `Error`, with the member names of std::expected.
 template <typename T = void>
 class [[nodiscard]] Result {
     using Value = std::conditional_t<std::is_void_v<T>, std::monostate, T>;
@@ -80,7 +80,7 @@ class [[nodiscard]] Result {
     explicit operator bool() const noexcept { return has_value(); }
     ncclResult_t code() const noexcept { return has_value() ? ncclSuccess : error().code(); }
 
-    // Only with a value; `error` only without one.
+    // Require a value; `error` requires that there is none.
     Value& operator*() & noexcept { return *std::get_if<0>(&state_); }
     const Value& operator*() const& noexcept { return *std::get_if<0>(&state_); }
     Value operator*() && noexcept { return std::move(**this); }
@@ -88,7 +88,7 @@ class [[nodiscard]] Result {
     const Error& error() const noexcept { return *std::get_if<1>(&state_); }
 
 #ifdef __cpp_exceptions
-    // The value, or throws the error.
+    // Returns the value, or throws the error.
     T value() && {
         if (!has_value()) throw error();
         if constexpr (!std::is_void_v<T>) return std::move(**this);
@@ -110,7 +110,7 @@ inline Result<> result_of(ncclResult_t code, const char* call) {
     return std::monostate{};
 }
 
-// What an array, a std::vector, a std::array or a std::span has elements of.
+// The element type of an array, a std::vector, a std::array or a std::span.
 template <typename List>
 using ElementOf = std::remove_cv_t<std::remove_pointer_t<decltype(std::data(std::declval<const List&>()))>>;
 
@@ -119,7 +119,7 @@ using ElementOf = std::remove_cv_t<std::remove_pointer_t<decltype(std::data(std:
 // ---- Tensors
 
 // Extents of a tensor, slowest dimension first, or strides: 1 to 5 integers of any type, in braces, an array or a span.
-// One that no unsigned int holds, or a sixth, makes a shape of no dimensions, which every call refuses.
+// A sixth, or one that does not fit an unsigned int, makes the shape one of no dimensions, which every call refuses.
 class Shape {
    public:
     template <typename... Size, std::enable_if_t<(sizeof...(Size) > 0) && (std::is_integral_v<Size> && ...), int> = 0>
@@ -132,7 +132,7 @@ class Shape {
     }
 
     constexpr unsigned ndim() const noexcept { return fits_ ? ndim_ : 0; }
-    // Five of them; those behind `ndim` are 0.
+    // Five numbers; those beyond `ndim` are 0.
     constexpr const unsigned* data() const noexcept { return sizes_.data(); }
 
    private:
@@ -147,9 +147,9 @@ class Shape {
     bool fits_ = true;
 };
 
-// A view of device memory of yours: what it means, where it is, type and shape. Copies are cheap,
-// nothing is allocated. Calls copy what they need of a view, so it may end after the call; the
-// memory must stay until the operation has run, that of a handle's ids as long as the handle.
+// A view of your device memory: tag, address, type and shape. Copies are cheap; nothing is allocated.
+// Calls copy what they need of a view, so it may be destroyed after the call. The memory must stay
+// until the operation has run; that of a handle's ids, as long as the handle.
 class Tensor {
    public:
     Tensor(ncclEpTensorTag_t tag, void* data, ncclDataType_t type, Shape shape) noexcept
@@ -188,7 +188,7 @@ class Tensor {
     void* data() const noexcept { return data_; }
     const Shape& shape() const noexcept { return shape_; }
 
-    // A descriptor for C, which leads into this view: only as long as that stays where it is.
+    // A descriptor for C. It points into this view: valid while the view lives and is not moved.
     ncclNDTensor_t raw() const noexcept {
         const auto numbers = [](const Shape& of) { return const_cast<unsigned*>(of.data()); };
         unsigned* const strides = strides_ ? numbers(*strides_) : nullptr;
@@ -203,8 +203,8 @@ class Tensor {
     std::optional<Shape> strides_;
 };
 
-// A span of tensors for an argument: one tensor, several in braces, an array, a std::vector or a
-// std::span; {} for none. Do not keep one.
+// A span of tensors, as an argument only: one tensor, several in braces, an array, a std::vector or
+// a std::span; {} for none. Do not store one.
 class Tensors {
    public:
     constexpr Tensors() noexcept = default;
@@ -223,7 +223,7 @@ class Tensors {
 
 namespace detail {
 
-// The descriptors of a list, for the length of a call.
+// The descriptors of a list, for the duration of a call.
 class Descriptors {
    public:
     explicit Descriptors(Tensors tensors) noexcept : size_(static_cast<unsigned>(tensors.size())) {
@@ -254,16 +254,16 @@ struct Destroy {
 
 // ---- Groups
 
-// A configuration that leaves all to the library; set the numbers that the fields ask for.
+// A configuration with every optional field left to the library; set the required numbers.
 inline ncclEpGroupConfig_t group_config(ncclEpAlgorithm_t algorithm) noexcept {
     ncclEpGroupConfig_t config{};
     config.version = 1, config.algorithm = algorithm;
     return config;
 }
 
-// The ranks of a communicator that exchange tokens. Creation and destruction are collective. So the destructor, too,
-// waits for the other ranks, until the deadline if an exception came to this rank alone. It uses the stream of the
-// creation, which must be there, as must the communicator.
+// The ranks of a communicator that exchange tokens. Creation and destruction are collective, so the destructor, too,
+// waits for the other ranks; until the deadline, if only this rank got an exception. It uses the stream of the
+// creation: that and the communicator must still exist.
 class Group {
    public:
     Group() noexcept = default;
@@ -277,26 +277,26 @@ class Group {
         return Group(group, stream);
     }
 
-    // As the destructor, but says what failed. A group stays only if `stream` is captured.
+    // As the destructor, but returns failures. The group is kept only if `stream` is captured.
     Result<> destroy(cudaStream_t stream) {
         const ncclResult_t code = ncclEpGroupDestroy(group_.get(), stream);
         if (code != ncclInvalidUsage) (void)group_.release();
         return detail::result_of(code, "ncclEpGroupDestroy");
     }
 
-    // Whether an operation of the group failed while it ran; such a group refuses all others.
+    // The error of an operation of the group that failed while it ran, if any; such a group refuses all others.
     Result<> async_error() const {
         ncclResult_t state = ncclSuccess;
         const ncclResult_t code = ncclEpGetAsyncError(group_.get(), &state);
         return detail::result_of(code != ncclSuccess ? code : state, "ncclEpGetAsyncError");
     }
 
-    // Dispatches add the rows that each local expert receives to these. As ncclEpGroupCountRows.
+    // Makes dispatches add the rows that each local expert receives to these. As ncclEpGroupCountRows.
     Result<> count_rows(std::int64_t* rows_of_expert) const {
         return detail::result_of(ncclEpGroupCountRows(group_.get(), rows_of_expert), "ncclEpGroupCountRows");
     }
 
-    // LL dispatches, and combines, add the nanoseconds that they wait for each rank. As ncclEpGroupTimeWaits and
+    // Make LL dispatches, and combines, add the nanoseconds that they wait for each rank. As ncclEpGroupTimeWaits and
     // ncclEpGroupTimeCombineWaits.
     Result<> time_waits(std::int64_t* ns_of_source) const {
         return detail::result_of(ncclEpGroupTimeWaits(group_.get(), ns_of_source), "ncclEpGroupTimeWaits");
@@ -316,7 +316,7 @@ class Group {
 
 // ---- Handles
 
-// In LL `send` sends only, and `Handle::complete` receives; the same on every rank. HT ignores it.
+// LL: `send` only sends, and `Handle::complete` receives; the same on every rank. HT ignores it.
 enum class Phase : unsigned { whole = 0, send = 1 };
 
 // What a cast does with its float32 scales.
@@ -329,7 +329,7 @@ class Handle {
     // Takes over a handle of the C functions.
     explicit Handle(ncclEpHandle_t handle) noexcept : handle_(handle) {}
 
-    // As ncclEpCreateHandle: collective in HT. LL reads the ids in every operation, so their memory stays meanwhile.
+    // As ncclEpCreateHandle: collective in HT. LL reads the ids in every operation, so their memory must stay.
     static Result<Handle> create(const Group& group, const Tensor& topk_idx, Tensors locals, cudaStream_t stream) {
         const ncclNDTensor_t ids = topk_idx.raw();
         const detail::Descriptors l(locals);
@@ -339,7 +339,7 @@ class Handle {
         return Handle(handle);
     }
 
-    // A handle without a routing, which `update` gives it. As ncclEpHandleOpen: local.
+    // A handle without a routing; `update` gives it one. As ncclEpHandleOpen: local.
     static Result<Handle> open(const Group& group, unsigned alignment = 0) {
         ncclEpHandle_t handle = nullptr;
         if (auto code = ncclEpHandleOpen(&handle, group.get(), alignment)) return Error(code, "ncclEpHandleOpen");
@@ -354,10 +354,10 @@ class Handle {
                                  "ncclEpHandleUpdate");
     }
 
-    // As the destructor, but says what failed. Local.
+    // As the destructor, but returns failures. Local.
     Result<> destroy() { return detail::result_of(ncclEpHandleDestroy(handle_.release()), "ncclEpHandleDestroy"); }
 
-    // HT: how many rows a dispatch delivers to this rank at most; see ncclEpHandleGetNumRecvTokens.
+    // HT: the most rows that a dispatch delivers to this rank; see ncclEpHandleGetNumRecvTokens.
     Result<unsigned> num_recv_tokens() const {
         unsigned rows = 0;
         const ncclResult_t code = ncclEpHandleGetNumRecvTokens(handle_.get(), &rows);
@@ -375,7 +375,7 @@ class Handle {
                                  "ncclEpDispatch");
     }
 
-    // Brings the experts' results home, summed. As ncclEpCombine.
+    // Sends the experts' results home and sums them. As ncclEpCombine.
     Result<> combine(Tensors inputs, Tensors outputs, Tensors locals, cudaStream_t stream, Phase phase = Phase::whole) {
         const detail::Descriptors in(inputs), out(outputs), l(locals);
         return detail::result_of(ncclEpCombine(handle_.get(), in.data(), in.size(), out.data(), out.size(), l.data(),
@@ -383,7 +383,7 @@ class Handle {
                                  "ncclEpCombine");
     }
 
-    // Receives what `Phase::send` has sent, if anything. As ncclEpComplete.
+    // Receives what `Phase::send` sent, if anything. As ncclEpComplete.
     Result<> complete(cudaStream_t stream) {
         return detail::result_of(ncclEpComplete(handle_.get(), nullptr, stream), "ncclEpComplete");
     }

@@ -1,19 +1,18 @@
-// NCCL EP: expert-parallel dispatch and combine for Mixture-of-Experts models. The later interface, of libnccl_ep.so.0.
+// NCCL EP: expert-parallel dispatch and combine for Mixture-of-Experts models; the later interface, libnccl_ep.so.0.
 //
 // Generated from the library's sources by `make header`; do not edit.
 //
 // Notation: R ranks; E experts, L = E / R of them on each rank; M max_dispatch_tokens_per_rank; T tokens of this
 // rank; K top-k; H hidden size.
 //
-// Every function returns ncclSuccess, or an error code; with NCCL_DEBUG=WARN a line tells why.
-// Outputs are written on success only. Nothing exits, asserts or throws. What is said not to be served yet is refused
-// with ncclInvalidUsage.
+// Every function returns ncclSuccess, or an error code; with NCCL_DEBUG=WARN a line tells why. Outputs are written on
+// success only. Nothing exits, asserts or throws. What is marked as not served is refused with ncclInvalidUsage.
 //
-// Each struct begins with its size and a magic number: NCCL_EP_..._INIT sets both and the rest to zero, which is the
-// default everywhere. Programs of earlier generations pass shorter structs, those of later ones longer ones.
+// Each struct begins with its size and a magic number. NCCL_EP_..._INIT sets both, and the rest to zero, the default of
+// every field. Programs of earlier generations pass shorter structs, those of later ones longer structs.
 //
-// A process that was forked after a group had been made cannot use the library: there functions that
-// destroy something do nothing, and all others return ncclInvalidUsage at once.
+// A process that was forked after a group was created cannot use the library: there, functions that destroy
+// something do nothing, and all others return ncclInvalidUsage at once.
 
 #pragma once
 
@@ -23,16 +22,16 @@
 #include <nccl.h>
 #include "nccl_ep/ep_enums.h"
 
-// The `magic` of every struct but tensors, and of a tensor that a program has made.
+// The `magic` of every struct except tensors, and that of a tensor that a program has filled in.
 #define NCCL_EP_MAGIC 0xC00FFFEEu
 #define NCCL_EP_TENSOR_MAGIC 0xCAFECAFEu
 
-// A type of later NCCLs: two float4e2m1 in a byte.
+// An element type of later NCCL versions: two float4e2m1 in a byte.
 #ifndef ncclFloat4x2
 #define ncclFloat4x2 ((ncclDataType_t)12)
 #endif
 
-// The version of this interface; `ncclEpGetVersion` gives that of the library.
+// The version of this interface. `ncclEpGetVersion` gets that of the library.
 #define NCCL_EP_MAJOR 0
 
 // See `NCCL_EP_MAJOR`.
@@ -47,14 +46,14 @@
 // The generation of the structs.
 #define NCCL_EP_API_VERSION 3
 
-// Let the library choose a value.
+// Lets the library choose a value.
 #define NCCL_EP_AUTO 0
 
 // How the rows of a dispatch travel.
 typedef enum ncclEpDispQuant_t {
-  // As they are.
+  // Unchanged.
   NCCL_EP_DISP_QUANT_NONE = 0,
-  // As they are, with the caller's scales.
+  // Unchanged, with the caller's scales.
   NCCL_EP_DISP_QUANT_FWD = 1,
   // LL: the dispatch casts bfloat16 to float8e4m3 and makes scales.
   NCCL_EP_DISP_QUANT_DS_FP8E3M4 = 2,
@@ -62,11 +61,11 @@ typedef enum ncclEpDispQuant_t {
 
 // How the rows of a combine travel.
 typedef enum ncclEpCombQuant_t {
-  // As they are.
+  // Unchanged.
   NCCL_EP_COMB_QUANT_NONE = 0,
   // LL. Not served.
   NCCL_EP_COMB_QUANT_NVFP4 = 1,
-  // HT. Not served.
+  // HT expert-major. Not served.
   NCCL_EP_COMB_QUANT_MXFP8 = 2,
 } ncclEpCombQuant_t;
 
@@ -79,21 +78,21 @@ typedef struct ncclEpHandle ncclEpHandle;
 // Names a group.
 typedef struct ncclEpGroup *ncclEpGroup_t;
 
-// Allocates `bytes` of device memory, to whose address it sets `*ptr`.
+// Allocates `bytes` of device memory and stores the address in `*ptr`.
 typedef cudaError_t (*ncclEpAllocFn_t)(void **ptr, size_t bytes, void *context);
 
-// Frees what an `ncclEpAllocFn_t` gave.
+// Frees memory of an `ncclEpAllocFn_t`.
 typedef cudaError_t (*ncclEpFreeFn_t)(void *ptr, void *context);
 
-// A caller's allocator: both functions or none. It gives the memory of handles that have none of the program's
+// A caller's allocator: both functions or none. It allocates for handles without memory of the caller's
 // (`ncclEpInitHandle` without `handle_mem`, `ncclEpCreateHandle`), at multiples of 16 bytes, as many pieces as there
-// are handles at a time: `alloc_fn` is called in `ncclEpCreateHandle` and `ncclEpUpdateHandle`, `free_fn` for all
-// pieces in `ncclEpGroupDestroy`, unless that fails. Both are called with the group's device current and, in a
-// capture, in the thread's relaxed mode; they may not call the library.
+// are handles at a time. `ncclEpCreateHandle` and `ncclEpUpdateHandle` call `alloc_fn`. `ncclEpGroupDestroy` calls
+// `free_fn` for all pieces, unless it fails. Both are called with the group's device current and, during a capture,
+// with the thread in relaxed mode; they must not call the library.
 typedef struct ncclEpAllocConfig_t {
   // Allocates.
   ncclEpAllocFn_t alloc_fn;
-  // Frees what `alloc_fn` gave.
+  // Frees memory of `alloc_fn`.
   ncclEpFreeFn_t free_fn;
   // Passed to both.
   void *context;
@@ -105,46 +104,46 @@ typedef struct ncclEpGroupConfig_t {
   unsigned int size;
   // `NCCL_EP_MAGIC`.
   unsigned int magic;
-  // `NCCL_EP_API_VERSION`. Not read: `size` says what there is.
+  // `NCCL_EP_API_VERSION`. Not read: `size` tells which fields there are.
   unsigned int version;
   // LL or HT.
   ncclEpAlgorithm_t algorithm;
-  // Experts over all ranks, E: a positive multiple of the number of ranks R. Expert `g` lives on
-  // rank `g / L` as local expert `g % L`, where L = E / R.
+  // Experts over all ranks, E: a positive multiple of the number of ranks R. Expert `g` lives on rank `g / L` as
+  // local expert `g % L`, where L = E / R.
   unsigned int num_experts;
   // Most tokens of one rank, M.
   unsigned int max_dispatch_tokens_per_rank;
-  // HT: most rows, expert-major slots, that one rank receives, B, at least M. `NCCL_EP_AUTO`: as many as
-  // come, which a dispatch waits to know. LL: not read.
+  // HT: most rows (expert-major: slots) that one rank receives, B, at least M. `NCCL_EP_AUTO`: as many as come,
+  // which each dispatch waits to learn. LL: not read.
   unsigned int max_recv_tokens_per_rank;
   // Most bytes of a token's row and its scales together; HT: a multiple of 16.
   unsigned int max_token_bytes;
-  // Not read: the library finds what it needs.
+  // Not read: the library determines what it needs.
   unsigned long rdma_buffer_size;
   // Not read.
   unsigned int num_qp_per_rank;
   // Not read.
   unsigned int num_channels;
-  // Most SMs of an operation, or `NCCL_EP_AUTO`; at most those of the device. Dispatches and combines both have the
-  // larger of their budgets. NCCL_EP_COMM_SMS goes before all three.
+  // Most SMs of an operation, up to those of the device, or `NCCL_EP_AUTO`. Dispatches and combines both get the
+  // larger of their two budgets. NCCL_EP_COMM_SMS overrides all three budgets.
   unsigned int max_num_sms;
-  // Gives the memory of handles that have none of the program's; none: the library does.
+  // Allocates for handles without memory of the caller's. None: the library does.
   struct ncclEpAllocConfig_t alloc;
-  // Not 0 in LL: lost ranks are masked. Not served yet.
+  // LL: not 0 masks lost ranks. Not served yet.
   unsigned int enable_mask;
-  // How long an operation waits for another rank; NCCL_EP_TIMEOUT_MS has priority. 0: 100 seconds.
+  // How long an operation waits for another rank; 0: 100 seconds. NCCL_EP_TIMEOUT_MS overrides it.
   uint64_t timeout_ns;
-  // Whether tensors are in windows. Any value is fine, since memory that is in none serves as well.
+  // Whether tensors are in windows. Any value works, as memory outside of windows serves as well.
   ncclEpZeroCopyMode_t zero_copy;
-  // HT: what happens to rows, expert-major slots, beyond `max_recv_tokens_per_rank`.
+  // HT: what happens to rows (expert-major: slots) beyond `max_recv_tokens_per_rank`.
   ncclEpOverflowPolicy_t overflow_policy;
-  // HT: largest K of a handle, at most E; 0: any, but not expert-major without `max_recv_tokens_per_rank`.
+  // HT: largest K of a handle, at most E. 0: any, but expert-major handles then need `max_recv_tokens_per_rank`.
   unsigned int num_topk;
   // Not read.
   uint8_t padding_v2[4];
-  // For dispatches instead of `max_num_sms`; 0: that. NCCL_EP_DISPATCH_SMS goes before both.
+  // For dispatches, instead of `max_num_sms`; 0: that one. NCCL_EP_DISPATCH_SMS overrides both.
   unsigned int dispatch_num_sms;
-  // For combines instead of `max_num_sms`; 0: that. NCCL_EP_COMBINE_SMS goes before both.
+  // For combines, instead of `max_num_sms`; 0: that one. NCCL_EP_COMBINE_SMS overrides both.
   unsigned int combine_num_sms;
 } ncclEpGroupConfig_t;
 
@@ -185,33 +184,33 @@ typedef struct ncclEpHandleConfig_t {
   unsigned int size;
   // `NCCL_EP_MAGIC`.
   unsigned int magic;
-  // HT expert-major: zones are multiples of so many rows; 0, 1 or a power of two, so small that what may
-  // come to a rank is countable in 31 bits. Elsewhere not read.
+  // HT expert-major: the length of each zone is a multiple of this many rows. 0, 1 or a power of two, small enough
+  // that the slots that may come to a rank number less than 2^31. Elsewhere not read.
   size_t dispatch_output_per_expert_alignment;
 } ncclEpHandleConfig_t;
 
 // Names a handle.
 typedef struct ncclEpHandle *ncclEpHandle_t;
 
-// What a rank learns of the rows that it receives; each tensor may be NULL, unless it is said otherwise.
+// What a rank learns about the rows that it receives. Each tensor may be NULL unless stated otherwise.
 typedef struct ncclEpLayoutInfo_t {
   // Bytes of this struct.
   unsigned int size;
   // `NCCL_EP_MAGIC`.
   unsigned int magic;
-  // By local expert: `[L]` or longer. LL expert-major: received rows, int32; a dispatch requires it. LL rank-major:
-  // must be NULL. HT: of an update, int32 or int64: flat, received rows; expert-major, lengths of zones, also of a
-  // forward dispatch.
+  // By local expert, `[L]` or longer. LL expert-major: received rows, int32; required by a dispatch. LL rank-major:
+  // must be NULL. HT, int32 or int64, in an update: received rows (flat) or lengths of zones (expert-major, also in
+  // a forward dispatch).
   ncclEpTensor_t *expert_counters;
   // LL rank-major: received rows by source rank, int32 `[R]` or longer; may be NULL. LL expert-major: must be NULL.
   // HT: not read.
   ncclEpTensor_t *src_rank_counters;
-  // HT expert-major: where zones begin, as `expert_counters`. Elsewhere not read.
+  // HT expert-major: where each zone begins, given as `expert_counters`. Elsewhere not read.
   ncclEpTensor_t *expert_offsets;
-  // HT: all rows, expert-major all slots, dropped ones among them; int32 or int64 `[1]`, wherever `expert_counters`
-  // are. LL: not read.
+  // HT: number of all rows (expert-major: slots), including dropped ones; int32 or int64 `[1]`, given wherever
+  // `expert_counters` are. LL: not read.
   ncclEpTensor_t *recv_total_counter;
-  // How received ids count; a dispatch reads it.
+  // How received ids are numbered; read by a dispatch.
   ncclEpExpertIdKind_t recv_topk_idx_kind;
   // Not read.
   uint8_t padding_v2[4];
@@ -255,7 +254,7 @@ typedef struct ncclEpDispatchConfig_t {
   unsigned int magic;
   // LL: if not 0, only send now; `ncclEpComplete` receives. HT: no effect.
   unsigned int send_only;
-  // Whether a cast's scales are powers of two. With `NCCL_EP_DISP_QUANT_FWD`: must be 0.
+  // Not 0: a cast's scales are powers of two. Must be 0 with `NCCL_EP_DISP_QUANT_FWD`.
   unsigned int round_scales;
   // The pass; LL has no backward one.
   ncclEpPassDir_t pass_direction;
@@ -326,25 +325,24 @@ extern "C" {
 // @param config    see `ncclEpGroupConfig_t`
 //
 // Returns `ncclInvalidArgument` for a NULL pointer, or a `config` that breaks a rule or differs between ranks;
-// `ncclInvalidUsage` for half an allocator, more SMs than the device has, rows to be dropped without a bound,
-// variables that contradict each other, what the library does not serve yet, a process that has groups of another
-// libnccl_ep, or if the ranks span several nodes and this process's NCCL cannot connect them; `ncclRemoteError` if
-// another rank refused or did not arrive in time; `ncclSystemError` if the process has no NCCL;
+// `ncclInvalidUsage` for half an allocator, more SMs than the device has, `NCCL_EP_OVERFLOW_DROP` without a bound of
+// rows, environment variables that contradict each other, what the library does not serve yet, a process that has
+// groups of another libnccl_ep, or if the ranks span several nodes and this process's NCCL cannot connect them;
+// `ncclRemoteError` if another rank refused or did not arrive in time; `ncclSystemError` if the process has no NCCL;
 // `ncclUnhandledCudaError` without a usable GPU; or the code of an NCCL call that failed.
 ncclResult_t ncclEpCreateGroup(ncclEpGroup_t *ep_group,
                                ncclComm_t comm,
                                const struct ncclEpGroupConfig_t *config);
 
-// Destroys a group. Collective: every rank of the group calls it, before its communicator is
-// destroyed. Waits for the group's operations on all ranks. Launches of
-// graphs with operations of the group must have ended. NULL is a successful
-// no-op.
+// Destroys a group. Collective: every rank of the group calls it, before its communicator is destroyed. Blocks the
+// host until the group's operations have ended on all ranks. Launches of graphs that hold operations of the group must
+// have ended. NULL is a successful no-op. Later calls on the group's handles are refused.
 //
 // Returns `ncclInvalidArgument` for a group that was destroyed already; `ncclSystemError` if `alloc.free_fn` fails,
-// once the group is destroyed. Later calls on its handles are refused.
+// once the group is destroyed.
 ncclResult_t ncclEpGroupDestroy(ncclEpGroup_t ep_group);
 
-// Makes a descriptor. Local. It has no memory: set `data`. The extents are copied.
+// Makes a descriptor without memory: set `data` yourself. Local. The extents are copied.
 //
 // @param tensor    gets the descriptor; written on success only
 // @param ndim      1 to 5
@@ -359,15 +357,15 @@ ncclResult_t ncclEpTensorAlloc(ncclEpTensor_t **tensor,
                                const size_t *sizes,
                                const struct ncclEpTensorAllocConfig_t *config);
 
-// Destroys a descriptor of `ncclEpTensorAlloc`, not the memory that it names. Local. NULL is a successful no-op.
+// Destroys a descriptor of `ncclEpTensorAlloc`, not the memory that it refers to. Local. NULL is a successful no-op.
 //
 // Returns `ncclInvalidArgument` for any other descriptor, or one that was destroyed already.
 ncclResult_t ncclEpTensorDestroy(ncclEpTensor_t *tensor);
 
-// Gets the bytes of memory that `ncclEpInitHandle` takes for such a handle. Local.
+// Gets how many bytes of memory `ncclEpInitHandle` needs for a handle. Local.
 //
 // @param ep_group  the group
-// @param layout    how rows lie
+// @param layout    layout of rows
 // @param config    may be NULL
 // @param size      gets the bytes
 // @param num_topk  K
@@ -379,27 +377,27 @@ ncclResult_t ncclEpHandleMemSize(ncclEpGroup_t ep_group,
                                  size_t *size,
                                  int num_topk);
 
-// Creates a handle without a routing, which `ncclEpUpdateHandle` gives it. Local.
+// Creates a handle without a routing; `ncclEpUpdateHandle` gives it one. Local.
 //
 // LL serves `NCCL_EP_LAYOUT_EXPERT_MAJOR` and `NCCL_EP_LAYOUT_RANK_MAJOR`, HT `NCCL_EP_LAYOUT_FLAT` and
 // `NCCL_EP_LAYOUT_EXPERT_MAJOR`.
 //
 // @param handle      gets the handle; written on success only
 // @param ep_group    the group
-// @param layout      how rows lie
+// @param layout      layout of rows
 // @param config      may be NULL
 // @param num_topk    K, 1 to 32; LL: at most E; HT: at most the group's `num_topk`, if that is not 0
-// @param handle_mem  uint8 `[n]`, n as of `ncclEpHandleMemSize`, at a multiple of 16 bytes: what operations need of
-//                    the routing will be there. Not touched before an update, or in LL a dispatch. HT: operations may
-//                    be made on a handle whose memory holds what an update of an equal handle has left, or a copy of
-//                    it; over several nodes not in a capture, and the host waits for the stream. NULL: memory of the
-//                    group's `alloc`, or the library's. HT: on all ranks or on none, and of one update on all. A
-//                    staged operation that is given up (`ncclEpHandleDestroy`) may use it until the group's end: do
-//                    not free it before
+// @param handle_mem  uint8 `[n]`, n from `ncclEpHandleMemSize`, at a multiple of 16 bytes: holds what operations need
+//                    of the routing. Not touched before an update or, in LL, a dispatch. HT: on all ranks or on none,
+//                    and of one update on all; operations need no update of this handle if the memory holds what an
+//                    update of an equal one has left, or a copy of it. HT over several nodes: operations cannot be
+//                    captured, and the host waits for the stream. An abandoned staged operation
+//                    (`ncclEpHandleDestroy`) may use the memory until the group's end: do not free it before. NULL:
+//                    memory of the group's `alloc`, or the library's
 //
-// Returns `ncclInvalidArgument` for a NULL or dead argument, a layout that the mode has not, an alignment, memory that
-// is too small or begins elsewhere, or K in LL; `ncclInvalidUsage` for K in HT, and for expert-major rows there in a
-// group with neither `max_recv_tokens_per_rank` nor `num_topk`.
+// Returns `ncclInvalidArgument` for a NULL or dead argument, a layout that the mode lacks, a bad alignment, memory
+// that is too small or misaligned, or a bad K in LL; `ncclInvalidUsage` for a bad K in HT, and in HT for expert-major
+// rows in a group with neither `max_recv_tokens_per_rank` nor `num_topk`.
 ncclResult_t ncclEpInitHandle(ncclEpHandle_t *handle,
                               ncclEpGroup_t ep_group,
                               ncclEpLayout_t layout,
@@ -407,21 +405,21 @@ ncclResult_t ncclEpInitHandle(ncclEpHandle_t *handle,
                               int num_topk,
                               const ncclEpTensor_t *handle_mem);
 
-// Routes by `topk_idx` from now on.
+// Gives a handle a routing: `topk_idx` counts from now on.
 //
 // LL: local, enqueues nothing. Every dispatch and combine reads the ids again, so they may be updated in place between
 // operations.
 //
-// HT: collective. The ids and what is counted are read and written when `stream` reaches this call; the ids are not
-// read later. In a captured `stream` each replay does so. Over several nodes a captured `stream` is refused, and the
-// host waits until all ranks have exchanged their routing.
+// HT: collective. The ids are read and the counters written when `stream` reaches this call; the ids are not read
+// later. If `stream` is captured, each replay does so. Over several nodes a captured `stream` is refused, and the host
+// waits until all ranks have exchanged their routing.
 //
 // @param handle       the handle
-// @param topk_idx     int32 or int64 [T, K]: global expert ids of this rank's T tokens; negative ones and
-//                     those from E on count as none
-// @param layout_info  HT: may be NULL; `expert_counters` `[L]` or longer, `recv_total_counter` `[1]`, expert-major
-//                     `expert_offsets` as the first, int32 or int64, there all of one type, in memory that the device
-//                     reaches. LL: must be NULL
+// @param topk_idx     int32 or int64 [T, K]: global expert ids of this rank's T tokens; negative ids and ids of E or
+//                     more are ignored
+// @param layout_info  LL: must be NULL. HT: may be NULL; `expert_counters` `[L]` or longer, `recv_total_counter` `[1]`
+//                     and, expert-major, `expert_offsets` like the first. int32 or int64, expert-major all of one
+//                     type, in memory that the device reaches
 // @param stream       stream that orders the exchange
 //
 // Returns `ncclInvalidArgument` for a NULL or dead argument or a tensor that breaks a rule; `ncclInvalidUsage` while a
@@ -433,13 +431,13 @@ ncclResult_t ncclEpUpdateHandle(ncclEpHandle_t handle,
                                 const struct ncclEpLayoutInfo_t *layout_info,
                                 cudaStream_t stream);
 
-// As `ncclEpInitHandle` and `ncclEpUpdateHandle`, with the K of `topk_idx`.
+// Creates a handle with a routing: as `ncclEpInitHandle` and `ncclEpUpdateHandle`, with the K of `topk_idx`.
 //
 // @param handle       gets the handle; written on success only
 // @param ep_group     the group
-// @param layout       how rows lie
-// @param topk_idx     as of `ncclEpUpdateHandle`
-// @param layout_info  as of `ncclEpUpdateHandle`
+// @param layout       layout of rows
+// @param topk_idx     as for `ncclEpUpdateHandle`
+// @param layout_info  as for `ncclEpUpdateHandle`
 // @param config       may be NULL
 // @param stream       stream that orders the exchange
 ncclResult_t ncclEpCreateHandle(ncclEpHandle_t *handle,
@@ -450,51 +448,51 @@ ncclResult_t ncclEpCreateHandle(ncclEpHandle_t *handle,
                                 const struct ncclEpHandleConfig_t *config,
                                 cudaStream_t stream);
 
-// Destroys a handle. Local. Gives up a staged operation that was not completed. NULL is a successful no-op.
+// Destroys a handle. Local. Abandons a staged operation that was not completed. NULL is a successful no-op.
 //
 // Returns `ncclInvalidArgument` for a handle that was destroyed already.
 ncclResult_t ncclEpHandleDestroy(ncclEpHandle_t handle);
 
-// Sends each token to the ranks that host its experts. Every rank of the group calls it, in the same order of
-// operations. Enqueued on `stream`; the host does not wait, except in HT without a bound of received rows, and over
-// several nodes on an HT handle in memory of the caller's and in the first operation of an LL handle.
+// Sends each token to the ranks that host its experts. Collective: every rank of the group calls it, in the same order
+// of operations. Enqueued on `stream`; the host does not wait, except in HT without a bound of received rows and, over
+// several nodes, on an HT handle in the caller's memory and in the first operation of an LL handle.
 //
-// With R ranks, L local experts, M max_dispatch_tokens_per_rank, T this rank's tokens, K top-k, H hidden
-// size; rows are of any type, a multiple of 16 bytes and at most max_token_bytes:
+// R ranks, L local experts, M max_dispatch_tokens_per_rank, T this rank's tokens, K top-k, H hidden size. Rows are of
+// any type, a multiple of 16 bytes and at most max_token_bytes.
 //
 // LL expert-major: inputs tokens [T, H]; outputs tokens [L, R*M, H], or longer in the first extent; layout_info
-// expert_counters int32 `[L]` or longer, required. The rows of each expert are packed from slot 0, by
-// source rank, token, k. The counter gets their number. Other slots keep their content.
+// expert_counters int32 `[L]` or longer, required. The rows of each expert are packed from slot 0, by source rank,
+// token, k; the counter gets their number. Other slots keep their content.
 //
 // LL rank-major: inputs tokens [T, H], topk_weights float32 [T, K]; outputs tokens [R, M, H], topk_idx int32 or int64
 // and topk_weights float32 [R, M, K]; layout_info src_rank_counters int32 `[R]`, may be NULL. A rank receives a token
 // once; the rows of each source rank are packed from slot 0, by token. The ids of a row keep their k, and are -1 where
-// the expert is elsewhere; so are those of all other slots, whose rows and weights keep their content.
+// the expert is on another rank. In all other slots ids are -1; rows and weights keep their content.
 //
 // HT flat: inputs tokens [T, H], topk_weights float32 [T, K]; outputs tokens [n, H], topk_idx int64 [n, K],
-// topk_weights float32 [n, K], where n is at least the group's max_recv_tokens_per_rank, B, of which the first B rows
-// are used. A rank receives a token once; rows are ordered by source rank and token. The ids of a row are local
-// expert ids, ascending, then -1; its weights are in the same order, then 0. An expert that a token names more than
-// once is there once, with the sum of its weights, in fp32 by ascending k. Of unused rows up to B ids are -1 and
-// weights 0, and tokens keep their content. More rows than B are a failure of the group, or with
-// `NCCL_EP_OVERFLOW_DROP` are dropped. In a backward pass there are tokens only.
+// topk_weights float32 [n, K], where n is at least the group's max_recv_tokens_per_rank, B; only the first B rows are
+// used. A rank receives a token once; rows are ordered by source rank and token. The ids of a row are local expert
+// ids, ascending, then -1; its weights are in the same order, then 0. If a token repeats an expert, the id is there
+// once, with the sum of its weights, added in fp32 by ascending k. In unused rows up to B, ids are -1, weights are 0,
+// and tokens keep their content. More rows than B are a failure of the group or, with `NCCL_EP_OVERFLOW_DROP`, are
+// dropped. In a backward pass there are tokens only.
 //
 // HT expert-major: inputs tokens [T, H], topk_weights float32 [T, K]; outputs tokens [n, H] and topk_weights float32
-// `[n]`, where B of n slots are used; layout_info, which may be NULL, has counters as of `ncclEpUpdateHandle`. Each
-// row is in a slot for every local expert that its token names. Slots lie by expert, then source rank, then token;
-// those of an expert begin at a multiple of the alignment, with zeros behind the last. Behind all of them tokens keep
-// their content, and weights are 0 up to B. More slots than B are a failure of the group, or with
-// `NCCL_EP_OVERFLOW_DROP` are dropped. In a backward pass there are tokens only.
+// `[n]`, of whose n slots the first B are used; layout_info may be NULL, and has counters as for `ncclEpUpdateHandle`.
+// Each row is in one slot for every local expert that its token names. Slots are ordered by expert, source rank and
+// token. Each expert's slots begin at a multiple of the alignment, and zeros fill up the space behind them: together,
+// the expert's zone. Behind all zones, tokens keep their content, and weights are 0 up to B. More slots than B are a
+// failure of the group or, with `NCCL_EP_OVERFLOW_DROP`, are dropped. In a backward pass there are tokens only.
 //
-// HT without B: n is at least what comes. Rows, scales and, expert-major, weights may each be longer; they are all
-// empty or none is.
+// HT without B: n is at least what comes. Rows, scales and, expert-major, weights may each be longer; all are empty or
+// none is.
 //
-// Recipes: with `NCCL_EP_DISP_QUANT_FWD` inputs scales [T, S] travel with their rows, to outputs scales [.., S] that
+// Recipes: with `NCCL_EP_DISP_QUANT_FWD`, inputs scales [T, S] travel with their rows, to outputs scales [.., S] that
 // lie as the rows do; rows and scales are multiples of 16 bytes and together at most max_token_bytes. With
 // `NCCL_EP_DISP_QUANT_DS_FP8E3M4`, in LL, bfloat16 rows of a multiple of 512 elements are cast to float8e4m3, with
 // outputs scales float32 [.., H/128].
 //
-// Delivered ids are local, or global where layout_info says so.
+// Delivered ids are local, or global if layout_info says so.
 //
 // @param handle       the routing
 // @param inputs       tensors that are read
@@ -515,9 +513,9 @@ ncclResult_t ncclEpDispatch(ncclEpHandle_t handle,
                             const struct ncclEpDispatchConfig_t *config,
                             cudaStream_t stream);
 
-// Sends the experts' results back to the tokens' home ranks, summed in fp32 in an order that is
-// always the same. Every rank of the group calls it, in the same order of operations. Enqueued on
-// `stream`; rows are bfloat16, float16 or float32.
+// Sends the experts' results back to the tokens' home ranks and sums them, in fp32 and always in the same order.
+// Collective: every rank of the group calls it, in the same order of operations. Enqueued on `stream`. Rows are
+// bfloat16, float16 or float32. A token to which no expert contributes gets zeros.
 //
 // LL expert-major: inputs tokens [L, R*M, H] or longer in the first extent, rows where dispatch put their tokens;
 // outputs topk_weights float32 [T, K], which is read, and tokens [T, H]: for each token the weighted sum over its
@@ -525,20 +523,18 @@ ncclResult_t ncclEpDispatch(ncclEpHandle_t handle,
 // nodes, a rank that hosts several experts of a token sums their rows by ascending k, rounds the sum and sends that;
 // the home rank sums by ascending rank.
 //
-// LL rank-major: inputs tokens [R, M, H], where dispatch put their tokens, each the sum of what the rank's experts
-// give; outputs tokens [T, H]: the sum of one row from each rank, in the order of the first k that names it. Weights
-// are not read.
+// LL rank-major: inputs tokens [R, M, H], rows where dispatch put their tokens, each the sum of what the rank's
+// experts contribute; outputs tokens [T, H]: the sum of one row from each rank, in the order of the first k that names
+// it. Weights are not read.
 //
-// HT flat: inputs tokens [n, H], in dispatch's order, where the caller has applied the weights
-// and summed the local experts of each token; outputs tokens [T, H]: the sum over ranks, on one
-// node ascending. In a backward pass also inputs topk_weights float32 [n, K]: gradients as dispatch delivers weights;
-// and outputs topk_weights [T, K]: those of each id, zero for one that names no expert.
+// HT flat: inputs tokens [n, H], in dispatch's order, where the caller has applied the weights and summed the local
+// experts of each token; outputs tokens [T, H]: the sum over ranks, on one node by ascending rank. A backward pass
+// also has inputs topk_weights float32 [n, K], gradients packed as dispatch delivers weights, and outputs topk_weights
+// [T, K]: the gradient of each id, zero if it names no expert.
 //
 // HT expert-major: inputs tokens [n, H], in dispatch's slots, where the caller has applied the weights; outputs tokens
-// [T, H]: the sum over ranks, ascending, of each one's sum of its slots, by ascending expert, rounded. In a backward
-// pass gradients are `[n]`.
-//
-// A token to which no expert contributes gets zeros.
+// [T, H]. Each rank sums a token's slots by ascending expert and rounds; the sum is over ranks, ascending. In a
+// backward pass, gradients among the inputs are `[n]`.
 //
 // @param handle   the routing; LL: after a dispatch on it since its last update
 // @param inputs   tensors that are read
@@ -554,20 +550,19 @@ ncclResult_t ncclEpCombine(ncclEpHandle_t handle,
                            const struct ncclEpCombineConfig_t *config,
                            cudaStream_t stream);
 
-// Enqueues the receive phase of the handle's staged operation on `stream`. It runs after the send
-// phase, even if that was enqueued on another stream. A successful no-op if nothing is staged,
-// and in HT.
+// Enqueues the receive phase of the handle's staged operation on `stream`. It runs after the send phase, even if that
+// was enqueued on another stream. A successful no-op if nothing is staged, and in HT.
 //
-// Two staged operations of a group may be pending at once. Before a third is sent, all ranks
-// complete the same one of them, or destroy its handle.
+// Two staged operations of a group may be pending at once. Before a third is sent, all ranks complete the same one of
+// the two, or destroy its handle.
 //
 // @param handle  the handle
 // @param config  may be NULL
 // @param stream  stream to run on
 //
-// Returns `ncclInvalidArgument` for a NULL or dead handle; `ncclInvalidUsage` for a handle whose
-// group was destroyed, or if `stream` is not captured into the same graph as the send phase; or
-// the code of the failure if the group has failed.
+// Returns `ncclInvalidArgument` for a NULL or dead handle; `ncclInvalidUsage` for a handle whose group was destroyed,
+// or if `stream` is not captured into the same graph as the send phase; or the code of the failure if the group has
+// failed.
 ncclResult_t ncclEpComplete(ncclEpHandle_t handle,
                             const struct ncclEpCompleteConfig_t *config,
                             cudaStream_t stream);
@@ -622,7 +617,7 @@ ncclResult_t ncclEpErrorClear(ncclEpGroup_t ep_group);
 }  // extern "C"
 #endif  // __cplusplus
 
-// Where a field ends, and whether a struct of a caller has it.
+// Where a field ends in its struct, and whether a caller's struct has it.
 #define NCCL_EP_FIELD_END(type, field) (offsetof(type, field) + sizeof(((type*)0)->field))
 #define NCCL_EP_HAS_FIELD(ptr, type, field) \
     ((ptr) != NULL && (ptr)->size >= NCCL_EP_FIELD_END(type, field))
@@ -631,7 +626,7 @@ ncclResult_t ncclEpErrorClear(ncclEpGroup_t ep_group);
 #define NCCL_EP_PREFIX(type, magic_number) .size = (unsigned int)sizeof(type), .magic = (magic_number)
 #define NCCL_EP_TENSOR_INIT_INLINE NCCL_EP_PREFIX(ncclEpTensor_t, NCCL_EP_TENSOR_MAGIC)
 
-// An object with size and magic, and the rest zero; NCCL_EP_STRUCT_INIT is NVIDIA's name of it.
+// An object with size and magic set, and the rest zero; NCCL_EP_STRUCT_INIT is NVIDIA's name for it.
 #ifdef __cplusplus
 extern "C++" {
 template <typename T>
@@ -657,7 +652,7 @@ inline ncclEpGroupConfig_t ncclEpNewGroupConfig() {
 #endif
 #define NCCL_EP_STRUCT_INIT(type, magic_number) NCCL_EP_NEW(type, magic_number)
 
-// Of each struct: the generation of this header, what earlier ones had, and an object.
+// For each struct: its generation in this header, where earlier ones end, and an initial object.
 #define NCCL_EP_TENSOR_CURRENT_VERSION 1
 #define NCCL_EP_TENSOR_V1_LAST_FIELD sizes
 #define NCCL_EP_TENSOR_V1_SIZE NCCL_EP_FIELD_END(ncclEpTensor_t, sizes)

@@ -13,23 +13,24 @@ use std::sync::Arc;
 
 const CHOICE_BYTES: usize = size_of::<ncclEpChoice_t>();
 
-/// Chooses how this rank runs each `operation` of a group that is called from now on: a variant, a
-/// launch shape, or both. A choice that is set comes before the selector, that before the file
-/// NCCL_EP_TUNING_FILE, and that before the library's own rule. A choice that is impossible in a call
-/// counts as none there, but a launch shape that does not fit leaves its variant; with
-/// NCCL_DEBUG=WARN one line of each kind says why. The choice is made in the call, so replays of a
-/// graph keep it. It is copied.
+/// Chooses how this rank runs each later `operation` of a group: a variant, a launch shape, or both. The choice is
+/// copied.
 ///
-/// Variants of LL change the last bits of results and must be the same on every rank: else the
-/// operation fails on all, with a text. Whether one is possible depends on what all ranks have alike.
-/// All else is a matter of each rank, and changes no bit.
+/// A choice set here precedes the selector, that the file NCCL_EP_TUNING_FILE, and that the library's own rule. A
+/// choice that is impossible in a call is skipped there; if only its launch shape does not fit, its variant stays. With
+/// NCCL_DEBUG=WARN one line of each kind says why. The call of an operation decides, so replays of a graph keep its
+/// choice.
+///
+/// LL variants change the last bits of results and must be the same on every rank; otherwise the operation fails on all
+/// ranks, with a text. Whether one is possible depends only on what all ranks have in common. Everything else is up to
+/// each rank, and changes no bit.
 ///
 /// @param ep_group   the group
 /// @param operation  an `ncclEpOperation_t`; one of the other algorithm has no effect
-/// @param choice     NULL: chosen no longer
+/// @param choice     NULL removes the choice
 ///
-/// Returns `ncclInvalidArgument` for a dead group, an unknown operation, or a `choice->size` that is
-/// not the size of the structure.
+/// Returns `ncclInvalidArgument` for a dead group, an unknown operation, or a `choice->size` that is not the size of
+/// the structure.
 ///
 /// # Safety
 /// `choice` is NULL or points to a structure whose first field is its size.
@@ -48,17 +49,16 @@ pub unsafe extern "C" fn ncclEpSetChoice(
     })
 }
 
-/// Lets `select` choose, in each operation of this rank for which no choice is set. It is called by
-/// the thread that calls the operation, in that call: it should take a fraction of a microsecond, and
-/// must not wait for other ranks, throw, or call the library for this group. Threads that call
-/// operations at the same time call it at the same time. It may be asked for an operation that is
-/// then refused.
+/// Lets `select` choose for each operation of this rank that has no choice set. What it chooses counts as with
+/// `ncclEpSetChoice`.
 ///
-/// What it chooses counts as with `ncclEpSetChoice`. Do not replace it while another thread is in an
-/// operation of the group, which may still call the one before.
+/// `select` runs in the call of the operation, on the caller's thread, and concurrently if threads call operations
+/// concurrently. It may be asked about an operation that is then refused. It should take a fraction of a microsecond,
+/// and must not wait for other ranks, throw, or call the library for this group. Do not replace it while another thread
+/// is in an operation of the group, which may still call the old one.
 ///
 /// @param ep_group  the group
-/// @param select    NULL: nobody is asked
+/// @param select    NULL: no selector
 /// @param user      is passed to `select`
 ///
 /// Returns `ncclInvalidArgument` for a dead group.

@@ -22,8 +22,8 @@ use std::sync::Arc;
 /// What later generations of NCCL EP have behind the size of each of their structures.
 const LATER_MAGIC: u32 = 0xC00F_FFEE;
 
-/// Creates a group over all ranks of `comm`. Collective: every rank calls it with the same
-/// `config`, and either all ranks get a group or all get an error. Blocks the host.
+/// Creates a group over all ranks of `comm`. Collective: every rank calls it with the same `config`, and either all
+/// ranks get a group or all get an error. Blocks the host.
 ///
 /// @param ep_group  gets the group; written on success only
 /// @param comm      communicator whose ranks form the group; must outlive the group
@@ -32,12 +32,11 @@ const LATER_MAGIC: u32 = 0xC00F_FFEE;
 /// @param alloc_fn  allocates the data of `ncclEpTensorCreate`; NULL means `cudaMalloc`
 /// @param free_fn   frees that data; NULL means `cudaFree`, see `ncclEpTensorDestroy`
 ///
-/// Returns `ncclInvalidArgument` for a NULL pointer, or a `config` that breaks a rule or differs
-/// between ranks; `ncclInvalidUsage` if `stream` is captured into a graph, which goes on, or if the
-/// ranks span several nodes and this process's NCCL cannot connect them; `ncclRemoteError` if
-/// another rank refused or did not arrive within NCCL_EP_TIMEOUT_MS; `ncclSystemError` if the
-/// process has no NCCL; `ncclUnhandledCudaError` without a usable GPU; or the code of an NCCL call
-/// that failed.
+/// Returns `ncclInvalidArgument` for a NULL pointer, or a `config` that breaks a rule or differs between ranks;
+/// `ncclInvalidUsage` if `stream` is being captured into a graph (the capture goes on), or if the ranks span several
+/// nodes and this process's NCCL cannot connect them; `ncclRemoteError` if another rank refused or did not arrive
+/// within NCCL_EP_TIMEOUT_MS; `ncclSystemError` if the process has no NCCL; `ncclUnhandledCudaError` without a usable
+/// GPU; or the code of an NCCL call that failed.
 ///
 /// # Safety
 /// Pointers are NULL or valid for what they are documented to be.
@@ -71,23 +70,23 @@ pub unsafe extern "C" fn ncclEpCreateGroup(
     })
 }
 
-/// Destroys a group. Collective: every rank of the group calls it, before its communicator is
-/// destroyed. Waits for the group's operations on all ranks, and for nothing else. Launches of
-/// graphs with operations of the group must have ended, or be on `stream`. NULL is a successful
-/// no-op.
+/// Destroys a group. Collective: every rank of the group calls it, before its communicator is destroyed. Blocks the
+/// host until the group's operations have ended on all ranks. Launches of graphs that hold operations of the group must
+/// have ended, or be on `stream`. NULL is a successful no-op.
 ///
-/// Destroy the handles of the group first: later calls on them are refused. Tensors of the group
-/// stay valid and may be destroyed afterwards. Memory of `ncclEpMemAlloc` that is left is freed.
+/// It waits for nothing else, and captures of other streams go on, with one exception: on one node, if graphs hold
+/// operations of the group, it waits for its whole device, which ends all captures there.
+///
+/// Destroy the group's handles first: later calls on them are refused. Tensors of the group stay valid and may be
+/// destroyed afterwards. Memory of `ncclEpMemAlloc` that was not freed is freed.
 ///
 /// @param ep_group  the group
 /// @param stream    stream for the closing exchange; NULL is the default stream
 ///
-/// Returns `ncclInvalidArgument` for a group that was destroyed already; `ncclInvalidUsage` if
-/// `stream` is captured into a graph: the capture and the group go on. Captures of other streams go
-/// on, too, unless graphs have operations of the group: then this call waits for its whole device,
-/// which ends all captures there. `ncclRemoteError` where other ranks do not come within
-/// NCCL_EP_TIMEOUT_MS, or operations have not ended within twice that, as what is before them on
-/// their stream does not end: the group is gone, and its memory stays allocated.
+/// Returns `ncclInvalidArgument` for a group that was destroyed already; `ncclInvalidUsage` if `stream` is being
+/// captured into a graph: the capture and the group go on; `ncclRemoteError` if other ranks do not arrive within
+/// NCCL_EP_TIMEOUT_MS, or if operations do not end within twice that because earlier work on their stream does not end:
+/// the group is gone, and its memory stays allocated.
 ///
 /// # Safety
 /// `stream` is a live stream.

@@ -20,42 +20,40 @@ use std::time::Duration;
 
 /// Creates a handle: one routing of this rank's tokens to experts.
 ///
-/// LL on one node: local, enqueues nothing. Over several nodes: collective, in one order on all
-/// ranks; the ranks exchange T and K on a stream of the library's own, behind the group's earlier
-/// operations, and the first operation waits on the host if that has not arrived, at most twice
-/// NCCL_EP_TIMEOUT_MS. If a rank refuses its own, ranks that forward for it refuse operations on
-/// theirs (`ncclRemoteError`), and the group goes on: all make another one. In either case every
-/// dispatch and combine reads the ids again, so they may be updated in place between operations; a
-/// combine finds the rows of the last dispatch by them. The data of the ids must stay valid as long
-/// as the handle is used, the descriptor need not.
+/// LL on one node: local, enqueues nothing. LL over several nodes: collective, in the same order on all ranks. The
+/// ranks exchange T and K on a stream of the library's own, behind the group's earlier operations; the first operation
+/// waits on the host if that has not arrived, at most twice NCCL_EP_TIMEOUT_MS. If a rank refuses its handle, ranks
+/// that forward for it refuse operations on theirs (`ncclRemoteError`); the group goes on, and all ranks create another
+/// handle.
 ///
-/// HT: collective. The ranks exchange the routing, and the ids are read once, when `stream`
-/// reaches this call. On the GPUs of one node the host does not wait for that; over several nodes
-/// it does, as sizes of messages depend on it. If what `stream` has been given before takes longer
-/// than twice NCCL_EP_TIMEOUT_MS then, the group fails.
+/// LL, either way: every dispatch and combine reads the ids again, so they may be updated in place between operations;
+/// a combine uses them to find the rows of the last dispatch. The data of the ids must stay valid as long as the handle
+/// is used; the descriptor need not.
 ///
-/// While a stream is captured into a graph, LL handles can be made as ever, and are no part of the
-/// graph. HT refuses a captured `stream`.
+/// HT: collective. The ranks exchange the routing; the ids are read once, when `stream` reaches this call. On the GPUs
+/// of one node the host does not wait for that. Over several nodes it does, because message sizes depend on it, and the
+/// group fails if earlier work on `stream` takes longer than twice NCCL_EP_TIMEOUT_MS.
 ///
-/// @param handle            gets the handle; written on success only
-/// @param ep_group          the group
-/// @param topk_idx          TOPK_IDX, int64 [T, K]: expert ids of this rank's T tokens. T is at
-///                          most max_tokens_per_rank, may differ between ranks and may be 0. K is
-///                          at most 32 and the same on every rank. Negative ids and ids of E or
-///                          more are ignored.
-/// @param local_tensors     HT: optional RECV_EXPERT_COUNTER_HOST or RECV_EXPERT_COUNTER_DEVICE,
-///                          int32 `[L]` or longer: gets the received tokens per local expert,
-///                          valid once `stream` is synchronised. LL: none.
-/// @param num_local_tensors number of local tensors
-/// @param config            must be NULL
-/// @param stream            stream that orders the exchange; NULL is the default stream
-/// @param use_fp8           no effect
+/// While a stream is being captured, LL handles can be created as usual and are no part of the graph. HT refuses a
+/// captured `stream`.
 ///
-/// Returns `ncclInvalidArgument` for a NULL or dead argument or a tensor that breaks a rule, and
-/// the code of the failure if the group has failed. HT: `ncclInvalidUsage` if `stream` is captured;
-/// `ncclRemoteError` or `ncclInvalidArgument`
-/// if another rank refused or has another K. On the CPU backend and over several nodes this call
-/// returns these two; on the GPUs of one node the calls on the handle do, once the exchange has run.
+/// @param handle             gets the handle; written on success only
+/// @param ep_group           the group
+/// @param topk_idx           TOPK_IDX, int64 [T, K]: expert ids of this rank's T tokens. T is at most
+///                           max_tokens_per_rank, may differ between ranks and may be 0. K is at most 32 and the same
+///                           on every rank. Negative ids and ids of E or more are ignored.
+/// @param local_tensors      HT: optional RECV_EXPERT_COUNTER_HOST or RECV_EXPERT_COUNTER_DEVICE, int32 `[L]` or
+///                           longer: gets the received tokens per local expert, valid once `stream` is synchronised.
+///                           LL: none.
+/// @param num_local_tensors  number of local tensors
+/// @param config             must be NULL
+/// @param stream             stream that orders the exchange; NULL is the default stream
+/// @param use_fp8            no effect
+///
+/// Returns `ncclInvalidArgument` for a NULL or dead argument or a tensor that breaks a rule, and the code of the
+/// failure if the group has failed. HT: `ncclInvalidUsage` if `stream` is captured; `ncclRemoteError` or
+/// `ncclInvalidArgument` if another rank refused or has another K. These two come from this call on the CPU backend and
+/// over several nodes; on the GPUs of one node, from calls on the handle once the exchange has run.
 ///
 /// # Safety
 /// Pointers are NULL or valid for what they are documented to be.
@@ -115,24 +113,25 @@ fn no_config(config: *const ncclEpHandleConfig_t) -> Result<()> {
     if config.is_null() { Ok(()) } else { Err(refuse::argument("config", "must be NULL")) }
 }
 
-/// Opens a handle without a routing, which `ncclEpHandleUpdate` gives it. Local, enqueues nothing.
+/// Opens a handle without a routing; `ncclEpHandleUpdate` gives it one. Local, enqueues nothing.
 ///
-/// In HT it keeps the ids of its update. So a dispatch is a forward one if it has inputs TOPK_WEIGHTS; TOPK_IDX is not
-/// read there. A combine gives gradients of weights [T, K] by k: those of the expert that each id names, 0 for others.
+/// HT: the handle keeps the ids of its update. A dispatch is a forward one if its inputs include TOPK_WEIGHTS; it does
+/// not read TOPK_IDX. A combine returns gradients of weights [T, K] by k: each id gets that of the expert that it
+/// names, or 0 if it names none.
 ///
 /// HT with `expert_alignment`: rows lie by expert, one for each expert that a token names. A forward dispatch has
 /// outputs TOKENS [n, H] and TOPK_WEIGHTS float32 `[n]`, and no TOPK_IDX. Rows are ordered by expert, source rank and
-/// token; those of an expert begin at a multiple of the alignment, with zeros behind the last. Behind all of them
-/// TOKENS and SCALES, `[n, S]`, keep their content, and weights are 0. Scales are forwarded; a cast is refused. A
-/// combine has inputs TOKENS [n, H], to which the caller has applied the weights: each rank sums a token's rows by
-/// ascending expert and rounds that sum. Gradients are TOPK_WEIGHTS `[n]`. `ncclEpHandleGetNumRecvTokens` gives the
-/// most rows that an update may bring.
+/// token. Each expert's rows begin at a multiple of the alignment, and zeros fill up the space behind them. Behind the
+/// last expert, TOKENS and SCALES `[n, S]` keep their content, and weights are 0. Scales are forwarded; a cast is
+/// refused. A combine has inputs TOKENS [n, H], to which the caller has applied the weights: each rank sums a token's
+/// rows by ascending expert and rounds that sum. Gradients are TOPK_WEIGHTS `[n]`. `ncclEpHandleGetNumRecvTokens` gets
+/// the most rows that an update may bring.
 ///
 /// @param handle            gets the handle; written on success only
 /// @param ep_group          the group
-/// @param expert_alignment  0, or a power of two: HT, in a group with max_tokens_per_rank, at most 1,048,576 tokens on
-///                          all ranks together. So small that what may come to a rank, by expert and filled up, is
-///                          countable in 31 bits
+/// @param expert_alignment  0, or a power of two: HT, in a group with max_tokens_per_rank and at most 1,048,576 tokens
+///                          on all ranks together; small enough that the rows that may come to a rank, by expert and
+///                          filled up, number less than 2^31
 ///
 /// Returns `ncclInvalidArgument` for a NULL or dead argument or another alignment.
 ///
@@ -168,22 +167,22 @@ fn zones(facts: &GroupFacts, alignment: c_uint) -> Result<Option<Zones>> {
     Ok(Some(Zones { alignment, most_slots: None }))
 }
 
-/// Gives a handle a routing, in the place of the one that it may have. As `ncclEpCreateHandle` in what it reads, writes
-/// and waits for, and as collective.
+/// Gives a handle a routing, in place of any that it has. Reads, writes, waits and is collective as
+/// `ncclEpCreateHandle`.
 ///
 /// HT on the GPUs of one node: `stream` may be captured into a graph, with a handle of `ncclEpHandleOpen`. Each replay
-/// then routes by the ids that are there, and writes the counter. What is enqueued on the handle belongs into the same
-/// graph, and needs rows for any routing, as nobody waits for the number of those that come.
+/// then routes by the ids that it finds in memory, and writes the counter. Operations on the handle belong in the same
+/// graph and need room for the rows of any routing, as the host does not wait for their number.
 ///
-/// @param handle            the handle
-/// @param topk_idx          as of `ncclEpCreateHandle`; with a handle of `ncclEpHandleOpen` also int32
-/// @param local_tensors     as of `ncclEpCreateHandle`; where rows lie by expert they are counted as they come, without
-///                          what fills up
-/// @param num_local_tensors number of local tensors
-/// @param stream            stream that orders the exchange; NULL is the default stream
+/// @param handle             the handle
+/// @param topk_idx           as for `ncclEpCreateHandle`; with a handle of `ncclEpHandleOpen` also int32
+/// @param local_tensors      as for `ncclEpCreateHandle`; where rows lie by expert, the counter does not include
+///                           padding
+/// @param num_local_tensors  number of local tensors
+/// @param stream             stream that orders the exchange; NULL is the default stream
 ///
-/// Returns as `ncclEpCreateHandle`, `ncclInvalidUsage` while a staged operation waits for completion. After a refusal
-/// this rank's routing is what it was.
+/// Returns as `ncclEpCreateHandle`, and `ncclInvalidUsage` while a staged operation waits for completion. After a
+/// refusal this rank's routing is what it was.
 ///
 /// # Safety
 /// Pointers are NULL or valid for what they are documented to be.
@@ -202,8 +201,8 @@ pub unsafe extern "C" fn ncclEpHandleUpdate(
     })
 }
 
-/// Destroys a handle. Local. Gives up a staged operation that was not completed. Does not touch
-/// the tensor of the ids. NULL is a successful no-op.
+/// Destroys a handle. Local. Abandons a staged operation that was not completed. Does not touch the tensor of the ids.
+/// NULL is a successful no-op.
 ///
 /// Returns `ncclInvalidArgument` for a handle that was destroyed already.
 ///
@@ -219,16 +218,17 @@ pub unsafe extern "C" fn ncclEpHandleDestroy(handle: ncclEpHandle_t) -> ncclResu
     })
 }
 
-/// Gets the number of rows that an HT dispatch of this handle can deliver to this rank: R *
-/// max_tokens_per_rank, or the real count if the group's max_tokens_per_rank is NCCL_EP_AUTO. Where
-/// rows lie by expert, those that any update with its K may bring, filled up. Local. The real count is
-/// known only once the stream of the handle's creation has reached that call; this call waits for it.
+/// Gets the number of rows that an HT dispatch of this handle can deliver to this rank. Local.
 ///
-/// @param handle          an HT handle
-/// @param num_recv_tokens gets the number of rows
+/// That is R * max_tokens_per_rank, or the real count if the group's max_tokens_per_rank is NCCL_EP_AUTO. Where rows
+/// lie by expert, it is the most that any update with the handle's K may bring, filled up. The real count is known once
+/// the stream of the handle's creation has reached that call; this call waits for it.
 ///
-/// Returns `ncclInvalidArgument` for a NULL or dead argument, `ncclInvalidUsage` for an LL handle;
-/// with NCCL_EP_AUTO also the error of an exchange for which the creation did not wait.
+/// @param handle           an HT handle
+/// @param num_recv_tokens  gets the number of rows
+///
+/// Returns `ncclInvalidArgument` for a NULL or dead argument, `ncclInvalidUsage` for an LL handle; with NCCL_EP_AUTO
+/// also the error of an exchange for which the creation did not wait.
 ///
 /// # Safety
 /// `num_recv_tokens` is NULL or points to a writable unsigned int.
@@ -241,15 +241,15 @@ pub unsafe extern "C" fn ncclEpHandleGetNumRecvTokens(
     unsafe { write_num_recv_tokens("ncclEpHandleGetNumRecvTokens", handle, Duration::MAX, num_recv_tokens) }
 }
 
-/// As `ncclEpHandleGetNumRecvTokens`, but waits at most that long: so a program can look at other things, such as
-/// signals, and call again. The deadline of the wait counts from the first of these calls.
+/// As `ncclEpHandleGetNumRecvTokens`, but waits at most `timeout_ms`, so that a program can look at other things, such
+/// as signals, and call again. The deadline of the exchange counts from the first of these calls.
 ///
-/// @param handle          an HT handle
-/// @param timeout_ms      milliseconds; 0 looks without waiting
-/// @param num_recv_tokens gets the number of rows
+/// @param handle           an HT handle
+/// @param timeout_ms       milliseconds; 0 looks without waiting
+/// @param num_recv_tokens  gets the number of rows
 ///
-/// Returns `ncclInProgress` if the number is not known yet; `num_recv_tokens` is as before then, and it is no failure.
-/// All else as `ncclEpHandleGetNumRecvTokens`.
+/// Returns `ncclInProgress`, which is no failure, if the number is not known yet: `num_recv_tokens` is not written. All
+/// else as `ncclEpHandleGetNumRecvTokens`.
 ///
 /// # Safety
 /// As of `ncclEpHandleGetNumRecvTokens`.

@@ -43,19 +43,17 @@ pub unsafe extern "C" fn ncclEpGetVersion(version: *mut c_int) -> ncclResult_t {
     })
 }
 
-/// Returns one line that explains the last refusal of this library in the calling thread:
-/// function, argument, rule, got and expected. Empty if nothing was refused yet; never NULL. Valid
-/// until the next refusal in the same thread.
+/// Returns one line that explains this library's last refusal in the calling thread: function, argument, rule, got and
+/// expected. Empty if nothing was refused yet; never NULL. Valid until the next refusal in the same thread.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclEpGetLastError() -> *const c_char {
     last_error()
 }
 
-/// Reports whether an operation of `ep_group` failed while it ran, as `ncclCommGetAsyncError` does
-/// for NCCL.
+/// Reports whether an operation of `ep_group` failed while it ran, as `ncclCommGetAsyncError` does for NCCL.
 ///
-/// Writes `ncclSuccess`, or the code of the first failure, to `*result`; `ncclEpGetLastError` then
-/// returns the text of the failure. A failed group refuses further operations; destroy it.
+/// Writes `ncclSuccess`, or the code of the first failure, to `*result`; after a failure, `ncclEpGetLastError` returns
+/// its text. A failed group refuses further operations; destroy it.
 ///
 /// Returns `ncclInvalidArgument` for a NULL or dead `ep_group` or a NULL `result`.
 ///

@@ -9,27 +9,24 @@ use nccl_ep_core::model::tensor::DevPtr;
 use std::ffi::{c_uint, c_void};
 use std::mem::offset_of;
 
-/// Allocates `bytes` of device memory that all ranks of the same node map: an object of the group.
-/// Collective, in one order with the group's other memory calls on all ranks; either all ranks get
-/// memory or all get an error. `bytes` may differ between ranks. Blocks the host, and enqueues
-/// nothing on streams of the caller.
+/// Allocates `bytes` of device memory that all ranks of the same node map: an object of the group. Collective, in the
+/// same order as the group's other memory calls on all ranks; either all ranks get memory or all get an error. `bytes`
+/// may differ between ranks. Blocks the host, and enqueues nothing on the caller's streams.
 ///
-/// A tensor whose rows lie wholly in such memory, at a multiple of 16 bytes, is recognised by its
-/// address in each operation, whatever the other ranks pass: then rows need not be copied where
-/// both ends can do without. Offsets may differ between ranks. Results are the same as with any
-/// other memory.
+/// Operations recognise a tensor whose rows lie wholly in such memory, at a multiple of 16 bytes, by its address,
+/// whatever the other ranks pass. Its rows then need not be copied if both ends can do without. Offsets may differ
+/// between ranks. Results are the same as with any other memory.
 ///
-/// The content is arbitrary at first. What is not freed before ends with the group.
+/// The content is arbitrary at first. Memory that is not freed before ends with the group.
 ///
 /// @param ep_group  the group
 /// @param ptr       gets the address on this rank; written on success only
 /// @param bytes     bytes on this rank, not 0
 ///
-/// Returns `ncclInvalidArgument` for a NULL or dead argument or 0 bytes; `ncclInvalidUsage` if the
-/// group has 64 objects, if the default stream is captured into a graph or waits for a stream that
-/// is, or if another rank makes another call; `ncclUnhandledCudaError` without memory;
-/// `ncclRemoteError` if another rank refused, or did not arrive within NCCL_EP_TIMEOUT_MS: then the
-/// group has failed; and the code of the failure if the group had failed before.
+/// Returns `ncclInvalidArgument` for a NULL or dead argument or 0 bytes; `ncclInvalidUsage` if the group has 64
+/// objects, if the default stream is captured into a graph or waits for a stream that is, or if another rank makes
+/// another call; `ncclUnhandledCudaError` without memory; `ncclRemoteError` if another rank refused, or did not arrive
+/// within NCCL_EP_TIMEOUT_MS: then the group has failed; and the code of the failure if the group had failed before.
 ///
 /// # Safety
 /// `ptr` is NULL or points to a writable pointer.
@@ -42,18 +39,16 @@ pub unsafe extern "C" fn ncclEpMemAlloc(ep_group: ncclEpGroup_t, ptr: *mut *mut 
     })
 }
 
-/// Frees the memory of one `ncclEpMemAlloc`. Collective, with the memory of the same object on all
-/// ranks. Waits until the group's operations have run; other work of the caller's must not use the
-/// memory any more. If a rank does not arrive, or fails, the memory stays allocated, as that rank
-/// might still write there.
+/// Frees memory of `ncclEpMemAlloc`. Collective: all ranks free the same object. Blocks the host until the group's
+/// operations have run; the caller's other work must not use the memory any more. If a rank fails or does not arrive,
+/// the memory stays allocated, because that rank might still write there.
 ///
 /// @param ep_group  the group
 /// @param ptr       what `ncclEpMemAlloc` gave on this rank
 ///
-/// Returns `ncclInvalidArgument` for a dead group or another address; `ncclInvalidUsage` if the
-/// ranks free memory of different objects, or once an operation of the group was captured into a
-/// graph, which may use the memory: it stays until the group ends; and otherwise as
-/// `ncclEpMemAlloc`.
+/// Returns `ncclInvalidArgument` for a dead group or another address; `ncclInvalidUsage` if the ranks free different
+/// objects, or if an operation of the group was ever captured into a graph, which may use the memory: it then stays
+/// until the group ends; otherwise as `ncclEpMemAlloc`.
 ///
 /// # Safety
 /// None: a foreign address is recognised.
@@ -62,24 +57,23 @@ pub unsafe extern "C" fn ncclEpMemFree(ep_group: ncclEpGroup_t, ptr: *mut c_void
     GUARD.destroy("ncclEpMemFree", || GROUPS.resolve(ep_group as usize)?.session.free_memory(DevPtr(ptr as usize)))
 }
 
-/// Makes an object of the caller's memory, as `ncclEpMemAlloc` does of new memory. Collective;
-/// `bytes` may differ between ranks. The memory is the caller's as before, and must live until
-/// `ncclEpMemDeregister` or the group's end; after a failure of the group until the other ranks'
-/// processes have ended or destroyed the group.
+/// Makes an object of the caller's memory, as `ncclEpMemAlloc` does of new memory. Collective; `bytes` may differ
+/// between ranks. Nobody may write to the memory during the call. It remains the caller's, and must live until
+/// `ncclEpMemDeregister` or the group's end; after a failure of the group, until the other ranks' processes have ended
+/// or destroyed the group.
 ///
-/// It must be in one allocation of `cudaMalloc`, or in at most 100 neighbouring ones of `cuMemCreate`
-/// that have POSIX file descriptors, as those of `ncclMemAlloc` and of torch's symmetric memory; the
-/// other ranks map all of these. Between processes descriptors go over a socket of the system's, so
-/// these share a network namespace. Memory of other kinds (`cudaMallocAsync`, `cudaMallocManaged`)
-/// is refused on all ranks. Nobody may write there during the call.
+/// The memory must lie in one allocation of `cudaMalloc`, or in at most 100 neighbouring ones of `cuMemCreate` that
+/// have POSIX file descriptors, such as those of `ncclMemAlloc` and of torch's symmetric memory; the other ranks map
+/// all of these allocations. Descriptors pass between processes over a socket, so the processes must share a network
+/// namespace. Other kinds of memory (`cudaMallocAsync`, `cudaMallocManaged`) are refused on all ranks.
 ///
 /// @param ep_group     the group
 /// @param ptr          first byte on this rank, a multiple of 16
 /// @param bytes        bytes on this rank, not 0
 /// @param nccl_window  must be NULL
 ///
-/// Returns `ncclInvalidArgument` for memory that breaks a rule, or has bytes in common with memory
-/// of another object of the group; and otherwise as `ncclEpMemAlloc`.
+/// Returns `ncclInvalidArgument` for memory that breaks a rule or overlaps another object of the group; otherwise as
+/// `ncclEpMemAlloc`.
 ///
 /// # Safety
 /// `ptr` is NULL or the caller's memory.
@@ -99,8 +93,8 @@ fn no_window(window: *mut c_void) -> Result<()> {
     if window.is_null() { Ok(()) } else { Err(refuse::argument("nccl_window", "must be NULL")) }
 }
 
-/// Ends the object of one `ncclEpMemRegister`. Collective, and otherwise as `ncclEpMemFree`; the
-/// memory stays the caller's, and no rank maps it any more.
+/// Ends an object of `ncclEpMemRegister`. Collective, and otherwise as `ncclEpMemFree`; the memory remains the
+/// caller's, and no rank maps it any more.
 ///
 /// @param ep_group  the group
 /// @param ptr       what `ncclEpMemRegister` got on this rank
@@ -119,14 +113,14 @@ pub unsafe extern "C" fn ncclEpMemDeregister(ep_group: ncclEpGroup_t, ptr: *mut 
 /// Of the structure's first version, which ended with `plain_tensors`.
 const LEAST_INFO_BYTES: usize = offset_of!(ncclEpMemInfo_t, fallbacks);
 
-/// Tells which object of the group the byte at `ptr` is in. Local, and enqueues nothing.
+/// Reports which object of the group the byte at `ptr` is in. Local, enqueues nothing.
 ///
 /// @param ep_group  the group
 /// @param ptr       an address
-/// @param info      its `size` is set by the caller; gets the rest
+/// @param info      the caller sets its `size`; gets the rest
 ///
-/// Returns `ncclInvalidArgument` for a NULL or dead argument, an `info->size` that is too small, or
-/// an address in no object.
+/// Returns `ncclInvalidArgument` for a NULL or dead argument, an `info->size` that is too small, or an address in no
+/// object.
 ///
 /// # Safety
 /// `info` is NULL or points to a structure of `info->size` bytes.

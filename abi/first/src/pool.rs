@@ -90,16 +90,16 @@ fn has(group: usize, begin: usize, bytes: usize) -> Result<()> {
     Ok(())
 }
 
-/// Lets `ncclEpPoolAlloc` of the calling thread cut from `bytes` at `ptr`, which nothing else uses.
-/// What was cut there before, on any thread, stays. Local, and enqueues nothing.
+/// Lets `ncclEpPoolAlloc` in the calling thread cut pieces from `bytes` at `ptr`, which nothing else may use. Pieces
+/// that were cut there before, on any thread, stay. Local, enqueues nothing.
 ///
 /// @param ep_group  the group
-/// @param ptr       in memory of `ncclEpMemAlloc` or `ncclEpMemRegister`, a multiple of 512; NULL:
-///                  no memory from now on
-/// @param bytes     how many, wholly there; as before while pieces that were cut there are in use
+/// @param ptr       in memory of `ncclEpMemAlloc` or `ncclEpMemRegister`, a multiple of 512; NULL: no memory from now
+///                  on
+/// @param bytes     bytes at `ptr`, all in that memory; unchanged while pieces that were cut there are in use
 ///
-/// Returns `ncclInvalidArgument` for a NULL or dead group, for bytes that are not in its memory, for
-/// others than those from which pieces in use were cut, or a `ptr` that is no such multiple.
+/// Returns `ncclInvalidArgument` for a NULL or dead group, for bytes that are not in its memory or not those from which
+/// pieces in use were cut, or for a `ptr` that is not a multiple of 512.
 ///
 /// # Safety
 /// None: foreign addresses are recognised.
@@ -124,10 +124,10 @@ pub unsafe extern "C" fn ncclEpPoolUse(ep_group: ncclEpGroup_t, ptr: *mut c_void
     })
 }
 
-/// Cuts `bytes` from the memory of the calling thread's last `ncclEpPoolUse`. With `ncclEpPoolFree`
-/// for `torch.cuda.memory.CUDAPluggableAllocator`.
+/// Cuts `bytes` from the memory of the calling thread's last `ncclEpPoolUse`. Together with `ncclEpPoolFree`, for
+/// `torch.cuda.memory.CUDAPluggableAllocator`.
 ///
-/// Returns NULL if it has no such memory, or no room there.
+/// Returns NULL without such memory, or without room there.
 ///
 /// # Safety
 /// None.
@@ -142,7 +142,7 @@ pub unsafe extern "C" fn ncclEpPoolAlloc(bytes: usize, device: c_int, stream: cu
     piece.map_or(null_mut(), |it| it as *mut c_void)
 }
 
-/// Takes back what `ncclEpPoolAlloc` has cut, on any thread, before or after the group is destroyed.
+/// Takes back a piece of `ncclEpPoolAlloc`, on any thread, before or after the group is destroyed.
 ///
 /// # Safety
 /// None: a foreign address is ignored.

@@ -7,19 +7,19 @@ use nccl_ep_abi::refuse;
 use nccl_ep_core::error::Result;
 use nccl_ep_core::model::tensor::DevPtr;
 
-/// Counts the rows that each local expert receives: from now on every dispatch of the group adds them to
-/// `rows_of_expert`, behind itself on its stream, in a staged one behind `ncclEpComplete`. In LL those dispatches count
-/// that deliver rows by expert and have a RECV_EXPERT_COUNTER_DEVICE; in HT all.
+/// Makes every later dispatch of the group add the rows that each local expert receives to `rows_of_expert`. Local:
+/// ranks may differ. HT: counts all dispatches. LL: counts those that deliver rows by expert and have a
+/// RECV_EXPERT_COUNTER_DEVICE.
 ///
-/// A small kernel of its own adds, also in graphs that are captured from now on, which keep the address. Local: ranks
-/// may differ.
+/// A small kernel of its own adds them, on the stream behind the dispatch, or behind `ncclEpComplete` if it is staged.
+/// Graphs that are captured from now on contain it, and keep the address.
 ///
 /// @param ep_group        the group
-/// @param rows_of_expert  int64 `[L]` on the device, which the caller has set to zero, reads and clears at will on a
-///                        stream behind the dispatches, and keeps until they have ended; NULL counts no more
+/// @param rows_of_expert  int64 `[L]` on the device. The caller sets it to zero first, reads or clears it at will on a
+///                        stream behind the dispatches, and keeps it until they have ended. NULL stops counting
 ///
-/// Returns `ncclInvalidArgument` for a NULL or dead `ep_group`, or a `rows_of_expert` that is not a multiple of 8;
-/// the failure's code in a group that has failed.
+/// Returns `ncclInvalidArgument` for a NULL or dead `ep_group`, or a `rows_of_expert` that is not a multiple of 8; the
+/// code of the failure if the group has failed.
 ///
 /// # Safety
 /// `rows_of_expert` is NULL or has L elements.
@@ -31,19 +31,22 @@ pub unsafe extern "C" fn ncclEpGroupCountRows(ep_group: ncclEpGroup_t, rows_of_e
     })
 }
 
-/// Times how long this rank waits for each other: from now on every LL dispatch of the group adds the nanoseconds from
-/// when it is ready to receive until a source rank has told how many rows come from there; a staged one does so in
-/// `ncclEpComplete`. So what a rank's dispatch begins later than this one's is found under its number.
-///
-/// The kernel itself adds, also in graphs that are captured from now on, which keep the address. Waits overlap, so
-/// their sum means nothing. Over several nodes those for the network's messages come before, and are not among them.
+/// Makes every later LL dispatch of the group add to `ns_of_source` how long this rank waits for each other rank.
 /// Local: ranks may differ. HT dispatches are not timed.
 ///
-/// @param ep_group         the group
-/// @param ns_of_source     int64 `[R]` on the device, as `rows_of_expert` of `ncclEpGroupCountRows`; NULL times no more
+/// A wait is the nanoseconds from when the dispatch is ready to receive until the source rank has told how many rows it
+/// sends; in a staged dispatch, within `ncclEpComplete`. So a rank's number shows how much later its dispatch began
+/// than this rank's. Waits overlap, so their sum means nothing. Over several nodes, earlier waits for the network's
+/// messages are not included.
+///
+/// The dispatch's own kernel adds them, also in graphs that are captured from now on, which keep the address.
+///
+/// @param ep_group      the group
+/// @param ns_of_source  int64 `[R]` on the device, used as `rows_of_expert` of `ncclEpGroupCountRows`; NULL stops
+///                      timing
 ///
 /// Returns `ncclInvalidArgument` for a NULL or dead `ep_group`, or an `ns_of_source` that is not a multiple of 8; the
-/// failure's code in a group that has failed.
+/// code of the failure if the group has failed.
 ///
 /// # Safety
 /// `ns_of_source` is NULL or has R elements.
@@ -55,15 +58,15 @@ pub unsafe extern "C" fn ncclEpGroupTimeWaits(ep_group: ncclEpGroup_t, ns_of_sou
     })
 }
 
-/// The same for combines, LL and HT: from now on each adds the nanoseconds from when it has told the others what they
-/// need until a rank has begun it, too; in HT until the first row comes from there, or the rank tells where its rows
-/// lie. A staged one does so in both phases: where it waits for weights as it sends, it waits for all ranks then. Over
-/// several nodes HT times the ranks of its node.
+/// As `ncclEpGroupTimeWaits`, but for combines, LL and HT.
 ///
-/// All else is as of `ncclEpGroupTimeWaits`.
+/// A wait is the nanoseconds from when the combine has told the others what they need until a rank has begun it, too;
+/// in HT, until the first row from that rank arrives, or the rank tells where its rows lie. A staged combine is timed
+/// in both phases: if its send phase waits for weights, it waits for all ranks there. Over several nodes HT times only
+/// the ranks of its node.
 ///
-/// @param ep_group         the group
-/// @param ns_of_source     int64 `[R]` on the device, also that of `ncclEpGroupTimeWaits`; NULL times no more
+/// @param ep_group      the group
+/// @param ns_of_source  int64 `[R]` on the device, may be that of `ncclEpGroupTimeWaits`; NULL stops timing
 ///
 /// Returns as `ncclEpGroupTimeWaits`.
 ///

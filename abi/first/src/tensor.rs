@@ -12,21 +12,20 @@ use nccl_ep_core::model::tensor::{DType, DevPtr, MAX_DIMS};
 use std::ffi::{c_uint, c_void};
 use std::mem::MaybeUninit;
 
-/// Allocates a dense tensor in device memory and fills in its descriptor. Local. The data is not
-/// initialised. While a stream is captured into a graph this works as ever, outside of the graph,
-/// and `alloc_fn` may call `cudaMalloc`; `ncclEpTensorDestroy` and `free_fn` likewise.
+/// Allocates a dense tensor in device memory and fills in its descriptor. Local. The data is not initialised. While a
+/// stream is being captured this works as usual, outside of the graph, and `alloc_fn` may call `cudaMalloc`; the same
+/// holds for `ncclEpTensorDestroy` and `free_fn`.
 ///
 /// @param ep_group  group whose `alloc_fn` allocates the data
 /// @param tensor    gets the descriptor; written on success only
 /// @param ndim      1 to 5
 /// @param datatype  element type
-/// @param tag       what the tensor means; may be changed in the descriptor later
-/// @param size0     extent of the slowest dimension; `size1` to `size4` follow, those beyond `ndim`
-///                  are ignored
+/// @param tag       role of the tensor; may be changed in the descriptor later
+/// @param size0     extent of the slowest dimension; `size1` to `size4` follow, those beyond `ndim` are ignored
 ///
-/// Returns `ncclInvalidArgument` for a NULL or dead group, a NULL `tensor`, a bad `ndim`, an
-/// unknown `datatype` or a size beyond the address space; `ncclSystemError` if `alloc_fn` fails;
-/// `ncclUnhandledCudaError` if the device has no memory left.
+/// Returns `ncclInvalidArgument` for a NULL or dead group, a NULL `tensor`, a bad `ndim`, an unknown `datatype` or a
+/// size beyond the address space; `ncclSystemError` if `alloc_fn` fails; `ncclUnhandledCudaError` if the device has no
+/// memory left.
 ///
 /// # Safety
 /// `tensor` is NULL or points to a writable descriptor.
@@ -71,16 +70,17 @@ pub unsafe extern "C" fn ncclEpTensorCreate(
     })
 }
 
-/// Frees the data and the arrays of a descriptor and sets their pointers to NULL, so that a second
-/// call is harmless. Local. NULL is a successful no-op.
+/// Frees a descriptor's data and arrays and sets their pointers to NULL, so that a second call is harmless. Local. NULL
+/// is a successful no-op.
 ///
-/// Data that `ncclEpTensorCreate` made is freed by the counterpart of its allocator, even after
-/// the group was destroyed. Other data is freed by the `free_fn` of `ep_group`, or kept if
-/// `ep_group` is NULL. `free()` releases the arrays. `cudaFree`, which frees data where no
-/// `free_fn` was given, waits for the device: while an exchange or operation of this library runs
-/// or is stuck there, or a graph has one (on one node: or a living group was captured), the data
-/// stays allocated until a later call. Of 256 such allocations, or 256 MiB that wait for graphs
-/// alone, the oldest are freed without waiting: what uses the data must be over.
+/// The arrays are released with `free()`. Data that `ncclEpTensorCreate` made is freed by the counterpart of its
+/// allocator, even after the group was destroyed. Other data is freed by the `free_fn` of `ep_group`, or kept if
+/// `ep_group` is NULL.
+///
+/// Where no `free_fn` was given, data is freed by `cudaFree`, which waits for the device. So the data stays allocated
+/// until a later call while an exchange or operation of this library runs or is stuck there, or a graph holds one (on
+/// one node: while a group that was captured lives). Beyond 256 such allocations, or 256 MiB that wait for graphs
+/// alone, the oldest are freed without waiting, unless something is stuck: work that uses them must have ended.
 ///
 /// @param ep_group  the tensor's group, alive or destroyed, or NULL
 /// @param tensor    the descriptor

@@ -21,35 +21,35 @@ pub type cudaStream_t = *mut c_void;
 /// The CUDA runtime's error type; see `cuda_runtime.h`.
 pub type cudaError_t = c_int;
 
-/// The version of this header; `ncclEpGetVersion` gives that of the library.
+/// The version of this header. `ncclEpGetVersion` gets that of the library.
 pub const NCCL_EP_MAJOR: c_int = 0;
 /// See `NCCL_EP_MAJOR`.
 pub const NCCL_EP_MINOR: c_int = 1;
 /// See `NCCL_EP_MAJOR`.
 pub const NCCL_EP_PATCH: c_int = 0;
 
-/// This library has `ncclEpGetVersion`; others with this interface may have none.
+/// The library has `ncclEpGetVersion`; others with this interface may lack it.
 pub const NCCL_EP_HAS_GET_VERSION: c_int = 1;
-/// It has `ncclEpGetLastError`.
+/// The library has `ncclEpGetLastError`.
 pub const NCCL_EP_HAS_GET_LAST_ERROR: c_int = 1;
-/// It has `ncclEpGetAsyncError`.
+/// The library has `ncclEpGetAsyncError`.
 pub const NCCL_EP_HAS_GET_ASYNC_ERROR: c_int = 1;
-/// It has `ncclEpSetChoice` and `ncclEpSetSelector`.
+/// The library has `ncclEpSetChoice` and `ncclEpSetSelector`.
 pub const NCCL_EP_HAS_CHOICES: c_int = 1;
-/// It has `ncclEpGroupCountRows`.
+/// The library has `ncclEpGroupCountRows`.
 pub const NCCL_EP_HAS_GROUP_COUNT_ROWS: c_int = 1;
-/// It has `ncclEpGroupTimeWaits`.
+/// The library has `ncclEpGroupTimeWaits`.
 pub const NCCL_EP_HAS_GROUP_TIME_WAITS: c_int = 1;
-/// It has `ncclEpGroupTimeCombineWaits`.
+/// The library has `ncclEpGroupTimeCombineWaits`.
 pub const NCCL_EP_HAS_GROUP_TIME_COMBINE_WAITS: c_int = 1;
-/// It has `ncclEpMemAlloc` and the other functions of memory that peers map.
+/// The library has `ncclEpMemAlloc` and the other functions for memory that peers map.
 pub const NCCL_EP_HAS_MEM: c_int = 1;
-/// It has `ncclEpHandleWaitNumRecvTokens`.
+/// The library has `ncclEpHandleWaitNumRecvTokens`.
 pub const NCCL_EP_HAS_HANDLE_WAIT_NUM_RECV_TOKENS: c_int = 1;
-/// It has `ncclEpHandleOpen` and `ncclEpHandleUpdate`.
+/// The library has `ncclEpHandleOpen` and `ncclEpHandleUpdate`.
 pub const NCCL_EP_HAS_HANDLE_UPDATE: c_int = 1;
 
-/// Let the library choose a value.
+/// Lets the library choose a value.
 pub const NCCL_EP_AUTO: c_int = 0;
 
 /// How a group moves tokens.
@@ -62,7 +62,7 @@ pub enum ncclEpAlgorithm_t {
     NCCL_EP_ALGO_HIGH_THROUGHPUT = 1,
 }
 
-/// Flags of a tensor; none are defined yet.
+/// Tensor flags; none are defined yet.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ncclEpTensorFlags_t {
@@ -70,21 +70,20 @@ pub enum ncclEpTensorFlags_t {
     NCCL_EP_TENSOR_FLAG_NONE = 0,
 }
 
-/// What a tensor means in a call. Calls find tensors by tag, in lists of any order. They ignore
-/// tensors with tags that they do not use, but refuse bad sizes or strides of these, too.
+/// The role of a tensor in a call. Calls find tensors by tag, in lists of any order. They ignore tensors with tags that
+/// they do not use, but still refuse bad sizes or strides in them.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ncclEpTensorTag_t {
     /// No meaning.
     NCCL_EP_TENSOR_TAG_NONE = 0,
-    /// Token rows, of any type in a dispatch, and bfloat16, float16 or float32 in a combine; rows
-    /// are multiples of 16 bytes.
+    /// Token rows: any type in a dispatch; bfloat16, float16 or float32 in a combine. A row is a multiple of 16 bytes.
     NCCL_EP_TENSOR_TAG_TOKENS = 1,
     /// Top-k expert ids: int64.
     NCCL_EP_TENSOR_TAG_TOPK_IDX = 2,
     /// Top-k weights: float32.
     NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS = 3,
-    /// Scales of token rows, for dispatches: of any type of 1, 2 or 4 bytes, or made by a cast.
+    /// Scales of token rows, in dispatches: any type of 1, 2 or 4 bytes, or made by a cast.
     NCCL_EP_TENSOR_TAG_SCALES = 4,
     /// Received tokens per local expert, in device memory: int32 `[L]`.
     NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_DEVICE = 5,
@@ -94,8 +93,7 @@ pub enum ncclEpTensorTag_t {
     NCCL_EP_TENSOR_TAG_TOKENS_PER_EXPERTS = 7,
 }
 
-/// A tensor, dense and row-major but for scales. Made by `ncclEpTensorCreate`, or filled in by the
-/// caller.
+/// A tensor: dense and row-major, except for scales. Made by `ncclEpTensorCreate`, or filled in by the caller.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ncclNDTensor_t {
@@ -105,8 +103,8 @@ pub struct ncclNDTensor_t {
     pub ndim: c_uint,
     /// Extents, slowest dimension first: host array of `ndim`.
     pub sizes: *mut c_uint,
-    /// Host array of `ndim`: NULL, all ones, or row-major strides in elements. All three mean "dense".
-    /// Tensors of scales may have other strides: see `ncclEpDispatch`.
+    /// Host array of `ndim`: NULL, all ones, or row-major strides in elements; all three mean "dense". Scales may have
+    /// other strides: see `ncclEpDispatch`.
     pub strides: *mut c_uint,
     /// Element type.
     pub datatype: ncclDataType_t,
@@ -126,20 +124,20 @@ pub struct ncclEpGroupConfig_t {
     pub version: c_uint,
     /// LL or HT.
     pub algorithm: MaybeUninit<ncclEpAlgorithm_t>,
-    /// Experts over all ranks, E: a positive multiple of the number of ranks R. Expert `g` lives on
-    /// rank `g / L` as local expert `g % L`, where L = E / R.
+    /// Experts over all ranks, E: a positive multiple of the number of ranks R. Expert `g` lives on rank `g / L` as
+    /// local expert `g % L`, where L = E / R.
     pub num_experts: c_uint,
-    /// Most tokens of one rank, M. `NCCL_EP_AUTO` (HT only): each handle finds its own bound.
+    /// Most tokens of one rank, M. `NCCL_EP_AUTO` (HT only): each handle determines its own bound.
     pub max_tokens_per_rank: c_uint,
     /// Largest token row in bytes: hidden size times element size, a multiple of 16.
     pub token_size_bytes: c_uint,
-    /// Bytes of network buffers, or `NCCL_EP_AUTO`. Not read: the library finds what it needs.
+    /// Bytes of network buffers, or `NCCL_EP_AUTO`. Not read: the library determines what it needs.
     pub rdma_buffer_size: c_ulong,
-    /// Queue pairs per rank, or `NCCL_EP_AUTO`. Not read: NCCL has them.
+    /// Queue pairs per rank, or `NCCL_EP_AUTO`. Not read: NCCL manages them.
     pub num_qp_per_rank: c_uint,
-    /// Bound of the SMs that a kernel takes, in channels of 2 SMs each, or `NCCL_EP_AUTO`. In LL on
-    /// one node a kernel may otherwise take every SM while it waits for other ranks; give a number
-    /// if collectives of yours run beside it on other streams.
+    /// Most SMs that a kernel takes, in channels of 2 SMs each, or `NCCL_EP_AUTO`. Set it if your own collectives run
+    /// beside LL on one node, on other streams: otherwise an LL kernel there may take every SM while it waits for other
+    /// ranks.
     pub num_channels: c_uint,
 }
 
@@ -147,12 +145,12 @@ pub struct ncclEpGroupConfig_t {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ncclEpDispatchConfig_t {
-    /// If not 0, a cast rounds its float32 scales up to powers of two. Must be 0 where scales are
-    /// forwarded; no effect without scales.
+    /// If not 0, a cast rounds its float32 scales up to powers of two. Must be 0 if scales are forwarded; no effect
+    /// without scales.
     pub round_scales: c_uint,
 }
 
-/// Options of a combine: none are defined yet. Pass NULL or an object set to zero.
+/// Options of a combine: none are defined yet. Pass NULL or a zeroed object.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ncclEpCombineConfig_t {
@@ -160,7 +158,7 @@ pub struct ncclEpCombineConfig_t {
     pub reserved: c_uint,
 }
 
-/// Options of a completion: none are defined yet. Pass NULL or an object set to zero.
+/// Options of a completion: none are defined yet. Pass NULL or a zeroed object.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ncclEpCompleteConfig_t {
@@ -186,10 +184,10 @@ pub type ncclEpHandle_t = *mut ncclEpHandle;
 pub struct ncclEpHandleConfig {
     _private: [u8; 0],
 }
-/// Options of a handle. Pass NULL where a pointer to this type is wanted.
+/// Options of a handle. Pass NULL for a pointer to this type.
 pub type ncclEpHandleConfig_t = *mut ncclEpHandleConfig;
 
-/// An operation that a choice is for.
+/// An operation for which a choice can be made.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ncclEpOperation_t {
@@ -207,25 +205,24 @@ pub enum ncclEpOperation_t {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ncclEpVariant_t {
-    /// The library's own.
+    /// The library's own choice.
     NCCL_EP_VARIANT_AUTO = 0,
-    /// "ll.reduce", of LL combines: as with NCCL_EP_LL_COMBINE=reduce. Of no effect on rank-major
-    /// rows, as the next.
+    /// "ll.reduce", for LL combines: as with NCCL_EP_LL_COMBINE=reduce. No effect on rank-major rows.
     NCCL_EP_VARIANT_LL_REDUCE = 1,
-    /// "ll.exact", of LL combines: as with NCCL_EP_LL_COMBINE=exact. On one node, where K is at most
-    /// R, or the group was created with NCCL_EP_LL_COMBINE=exact.
+    /// "ll.exact", for LL combines: as with NCCL_EP_LL_COMBINE=exact. On one node only, and only if K is at most R or
+    /// the group was created with NCCL_EP_LL_COMBINE=exact. No effect on rank-major rows.
     NCCL_EP_VARIANT_LL_EXACT = 2,
-    /// "ht.ring", of both HT operations: rows pass through buffers of the library's.
+    /// "ht.ring", for both HT operations: rows pass through the library's buffers.
     NCCL_EP_VARIANT_HT_RING = 3,
-    /// "ht.direct", of HT dispatches: rows are stored in outputs that peers map, if
-    /// all ranks have such; on one node.
+    /// "ht.direct", for HT dispatches: rows are stored straight into outputs that peers map. On one node only, and only
+    /// if all ranks have such outputs.
     NCCL_EP_VARIANT_HT_DIRECT = 4,
-    /// "ht.pull", of HT combines: rows are loaded from inputs that peers map, if all
-    /// ranks have such; on one node.
+    /// "ht.pull", for HT combines: rows are loaded straight from inputs that peers map. On one node only, and only if
+    /// all ranks have such inputs.
     NCCL_EP_VARIANT_HT_PULL = 5,
 }
 
-/// What a selector is told of an operation.
+/// What a selector is told about an operation.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ncclEpQuery_t {
@@ -241,14 +238,14 @@ pub struct ncclEpQuery_t {
     pub row_bytes: c_uint,
     /// R.
     pub ranks: c_uint,
-    /// The most SMs that the operation may take, one for each block; 0 if nothing bounds it, on the CPU.
+    /// Most SMs that the operation may take, one per block; 0 on the CPU, where nothing bounds it.
     pub sms: c_uint,
-    /// Not 0 if peers map TOKENS that a dispatch delivers, or a combine takes: memory of
-    /// `ncclEpMemAlloc` or `ncclEpMemRegister`.
+    /// Not 0 if peers map the TOKENS that a dispatch delivers or a combine takes: memory of `ncclEpMemAlloc` or
+    /// `ncclEpMemRegister`.
     pub symmetric: c_uint,
 }
 
-/// How to run an operation. Fields that are 0 leave it to the library.
+/// How to run an operation. A field that is 0 leaves it to the library.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct ncclEpChoice_t {
@@ -256,52 +253,51 @@ pub struct ncclEpChoice_t {
     pub size: c_uint,
     /// An `ncclEpVariant_t`.
     pub variant: c_uint,
-    /// Blocks of the kernel, each on an SM: within the bound of the group and of its GPU.
+    /// Blocks of the kernel, one per SM: within the bounds of the group and of its GPU.
     pub blocks: c_uint,
-    /// How many of them send, at most `blocks`; in LL all do everything if both are equal.
+    /// How many of them send: at most `blocks`. In LL, if both are equal, every block does everything.
     pub send_blocks: c_uint,
-    /// Threads of a block, a multiple of 32 up to 1024; a kernel that has fewer at most takes those.
+    /// Threads per block: a multiple of 32, up to 1024. A kernel with a lower limit uses that.
     pub threads: c_uint,
-    /// Not 0: the kernel is not launched while the one before it on its stream runs, as those of LL on one node are.
+    /// If not 0, the kernel is not launched while the one before it on its stream runs, as LL kernels on one node
+    /// otherwise are.
     pub in_order: c_uint,
 }
 
-/// Chooses how to run an operation: writes to `choice`, whose fields are 0 but for its size, and
-/// returns not 0; or returns 0, for none.
+/// Chooses how to run an operation. Writes to `choice`, whose fields are 0 except for its size, and returns not 0; or
+/// returns 0 to choose nothing.
 pub type ncclEpSelect_t =
     Option<unsafe extern "C" fn(user: *mut c_void, query: *const ncclEpQuery_t, choice: *mut ncclEpChoice_t) -> c_int>;
 
-/// What `ncclEpMemInfo` tells. Later versions may have more at its end.
+/// What `ncclEpMemInfo` reports. Later versions may have more fields at the end.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ncclEpMemInfo_t {
     /// Bytes of the structure, set by the caller.
     pub size: usize,
-    /// The object's number, 0 to 63, the same on all ranks; free numbers serve again.
+    /// The object's number, 0 to 63, the same on all ranks. Numbers of freed objects are reused.
     pub object: c_uint,
-    /// How many other ranks map this rank's memory of the object, and this rank theirs: those of its
-    /// node.
+    /// How many other ranks map this rank's memory of the object, and this rank theirs: those of its node.
     pub peers: c_uint,
-    /// Of the address in question, in this rank's memory of the object.
+    /// Offset of the given address in this rank's memory of the object.
     pub offset: usize,
     /// Bytes of this rank's memory of the object.
     pub bytes: usize,
-    /// Host array of R addresses: where this rank sees the memory of each rank. NULL for ranks of
-    /// other nodes. It lives as long as the object.
+    /// Host array of R addresses: where this rank sees each rank's memory of the object. NULL for ranks of other nodes.
+    /// Valid as long as the object.
     pub peer_data: *const *mut c_void,
-    /// How many tensors of operations were found in the object.
+    /// How many tensors of operations lay in the object.
     pub tensors: c_ulong,
-    /// How many were found in none since the group has had one, whose rows are copied as ever. Those
-    /// that could have gone another way count: rows that a dispatch delivers or a combine takes, in
-    /// HT.
+    /// How many tensors of the group's operations lay in no object while the group had one; their rows are copied as
+    /// usual. Counts only tensors that an object could have served: in HT, rows that a dispatch delivers or a combine
+    /// takes.
     pub plain_tensors: c_ulong,
-    /// How many HT operations of the group had their tensor in memory that peers map, and passed
-    /// their rows through the library's buffers all the same, as that of another rank was in none;
-    /// on GPUs. A `size` of 56 bytes has no such field.
+    /// On GPUs: how many HT operations of the group passed rows through the library's buffers although their tensor lay
+    /// in memory that peers map, because another rank's did not. A `size` of 56 bytes has no such field.
     pub fallbacks: c_ulong,
 }
 
-/// Allocates `bytes` of device memory, as `cudaMalloc` does. `cudaSuccess` (0) means success.
+/// Allocates `bytes` of device memory, as `cudaMalloc` does. Returns `cudaSuccess` (0) on success.
 pub type ncclEpAllocFn_t = Option<unsafe extern "C" fn(ptr: *mut *mut c_void, bytes: usize) -> cudaError_t>;
-/// Frees what the matching allocator gave, as `cudaFree` does. `cudaSuccess` (0) means success.
+/// Frees memory from the matching allocator, as `cudaFree` does. Returns `cudaSuccess` (0) on success.
 pub type ncclEpFreeFn_t = Option<unsafe extern "C" fn(ptr: *mut c_void) -> cudaError_t>;

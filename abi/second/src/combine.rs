@@ -16,9 +16,9 @@ use nccl_ep_core::model::ops::Stream;
 use nccl_ep_core::model::tensor::Tensor;
 use nccl_ep_core::rule::CombineTensors;
 
-/// Sends the experts' results back to the tokens' home ranks, summed in fp32 in an order that is
-/// always the same. Every rank of the group calls it, in the same order of operations. Enqueued on
-/// `stream`; rows are bfloat16, float16 or float32.
+/// Sends the experts' results back to the tokens' home ranks and sums them, in fp32 and always in the same order.
+/// Collective: every rank of the group calls it, in the same order of operations. Enqueued on `stream`. Rows are
+/// bfloat16, float16 or float32. A token to which no expert contributes gets zeros.
 ///
 /// LL expert-major: inputs tokens [L, R*M, H] or longer in the first extent, rows where dispatch put their tokens;
 /// outputs topk_weights float32 [T, K], which is read, and tokens [T, H]: for each token the weighted sum over its
@@ -26,20 +26,18 @@ use nccl_ep_core::rule::CombineTensors;
 /// nodes, a rank that hosts several experts of a token sums their rows by ascending k, rounds the sum and sends that;
 /// the home rank sums by ascending rank.
 ///
-/// LL rank-major: inputs tokens [R, M, H], where dispatch put their tokens, each the sum of what the rank's experts
-/// give; outputs tokens [T, H]: the sum of one row from each rank, in the order of the first k that names it. Weights
-/// are not read.
+/// LL rank-major: inputs tokens [R, M, H], rows where dispatch put their tokens, each the sum of what the rank's
+/// experts contribute; outputs tokens [T, H]: the sum of one row from each rank, in the order of the first k that names
+/// it. Weights are not read.
 ///
-/// HT flat: inputs tokens [n, H], in dispatch's order, where the caller has applied the weights
-/// and summed the local experts of each token; outputs tokens [T, H]: the sum over ranks, on one
-/// node ascending. In a backward pass also inputs topk_weights float32 [n, K]: gradients as dispatch delivers weights;
-/// and outputs topk_weights [T, K]: those of each id, zero for one that names no expert.
+/// HT flat: inputs tokens [n, H], in dispatch's order, where the caller has applied the weights and summed the local
+/// experts of each token; outputs tokens [T, H]: the sum over ranks, on one node by ascending rank. A backward pass
+/// also has inputs topk_weights float32 [n, K], gradients packed as dispatch delivers weights, and outputs topk_weights
+/// [T, K]: the gradient of each id, zero if it names no expert.
 ///
 /// HT expert-major: inputs tokens [n, H], in dispatch's slots, where the caller has applied the weights; outputs tokens
-/// [T, H]: the sum over ranks, ascending, of each one's sum of its slots, by ascending expert, rounded. In a backward
-/// pass gradients are `[n]`.
-///
-/// A token to which no expert contributes gets zeros.
+/// [T, H]. Each rank sums a token's slots by ascending expert and rounds; the sum is over ranks, ascending. In a
+/// backward pass, gradients among the inputs are `[n]`.
 ///
 /// @param handle   the routing; LL: after a dispatch on it since its last update
 /// @param inputs   tensors that are read
@@ -194,20 +192,19 @@ fn same_rows(tokens: Tensor, weights: Option<Tensor>) -> Result<(Tensor, Option<
     Ok((first(&tokens, both), Some(first(&weights, both))))
 }
 
-/// Enqueues the receive phase of the handle's staged operation on `stream`. It runs after the send
-/// phase, even if that was enqueued on another stream. A successful no-op if nothing is staged,
-/// and in HT.
+/// Enqueues the receive phase of the handle's staged operation on `stream`. It runs after the send phase, even if that
+/// was enqueued on another stream. A successful no-op if nothing is staged, and in HT.
 ///
-/// Two staged operations of a group may be pending at once. Before a third is sent, all ranks
-/// complete the same one of them, or destroy its handle.
+/// Two staged operations of a group may be pending at once. Before a third is sent, all ranks complete the same one of
+/// the two, or destroy its handle.
 ///
 /// @param handle  the handle
 /// @param config  may be NULL
 /// @param stream  stream to run on
 ///
-/// Returns `ncclInvalidArgument` for a NULL or dead handle; `ncclInvalidUsage` for a handle whose
-/// group was destroyed, or if `stream` is not captured into the same graph as the send phase; or
-/// the code of the failure if the group has failed.
+/// Returns `ncclInvalidArgument` for a NULL or dead handle; `ncclInvalidUsage` for a handle whose group was destroyed,
+/// or if `stream` is not captured into the same graph as the send phase; or the code of the failure if the group has
+/// failed.
 ///
 /// # Safety
 /// Pointers are NULL or valid for what they are documented to be.

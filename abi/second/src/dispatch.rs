@@ -28,46 +28,46 @@ struct Dispatch {
     config: Option<ncclEpDispatchConfig_t>,
 }
 
-/// Sends each token to the ranks that host its experts. Every rank of the group calls it, in the same order of
-/// operations. Enqueued on `stream`; the host does not wait, except in HT without a bound of received rows, and over
-/// several nodes on an HT handle in memory of the caller's and in the first operation of an LL handle.
+/// Sends each token to the ranks that host its experts. Collective: every rank of the group calls it, in the same order
+/// of operations. Enqueued on `stream`; the host does not wait, except in HT without a bound of received rows and, over
+/// several nodes, on an HT handle in the caller's memory and in the first operation of an LL handle.
 ///
-/// With R ranks, L local experts, M max_dispatch_tokens_per_rank, T this rank's tokens, K top-k, H hidden
-/// size; rows are of any type, a multiple of 16 bytes and at most max_token_bytes:
+/// R ranks, L local experts, M max_dispatch_tokens_per_rank, T this rank's tokens, K top-k, H hidden size. Rows are of
+/// any type, a multiple of 16 bytes and at most max_token_bytes.
 ///
 /// LL expert-major: inputs tokens [T, H]; outputs tokens [L, R*M, H], or longer in the first extent; layout_info
-/// expert_counters int32 `[L]` or longer, required. The rows of each expert are packed from slot 0, by
-/// source rank, token, k. The counter gets their number. Other slots keep their content.
+/// expert_counters int32 `[L]` or longer, required. The rows of each expert are packed from slot 0, by source rank,
+/// token, k; the counter gets their number. Other slots keep their content.
 ///
 /// LL rank-major: inputs tokens [T, H], topk_weights float32 [T, K]; outputs tokens [R, M, H], topk_idx int32 or int64
 /// and topk_weights float32 [R, M, K]; layout_info src_rank_counters int32 `[R]`, may be NULL. A rank receives a token
 /// once; the rows of each source rank are packed from slot 0, by token. The ids of a row keep their k, and are -1 where
-/// the expert is elsewhere; so are those of all other slots, whose rows and weights keep their content.
+/// the expert is on another rank. In all other slots ids are -1; rows and weights keep their content.
 ///
 /// HT flat: inputs tokens [T, H], topk_weights float32 [T, K]; outputs tokens [n, H], topk_idx int64 [n, K],
-/// topk_weights float32 [n, K], where n is at least the group's max_recv_tokens_per_rank, B, of which the first B rows
-/// are used. A rank receives a token once; rows are ordered by source rank and token. The ids of a row are local
-/// expert ids, ascending, then -1; its weights are in the same order, then 0. An expert that a token names more than
-/// once is there once, with the sum of its weights, in fp32 by ascending k. Of unused rows up to B ids are -1 and
-/// weights 0, and tokens keep their content. More rows than B are a failure of the group, or with
-/// `NCCL_EP_OVERFLOW_DROP` are dropped. In a backward pass there are tokens only.
+/// topk_weights float32 [n, K], where n is at least the group's max_recv_tokens_per_rank, B; only the first B rows are
+/// used. A rank receives a token once; rows are ordered by source rank and token. The ids of a row are local expert
+/// ids, ascending, then -1; its weights are in the same order, then 0. If a token repeats an expert, the id is there
+/// once, with the sum of its weights, added in fp32 by ascending k. In unused rows up to B, ids are -1, weights are 0,
+/// and tokens keep their content. More rows than B are a failure of the group or, with `NCCL_EP_OVERFLOW_DROP`, are
+/// dropped. In a backward pass there are tokens only.
 ///
 /// HT expert-major: inputs tokens [T, H], topk_weights float32 [T, K]; outputs tokens [n, H] and topk_weights float32
-/// `[n]`, where B of n slots are used; layout_info, which may be NULL, has counters as of `ncclEpUpdateHandle`. Each
-/// row is in a slot for every local expert that its token names. Slots lie by expert, then source rank, then token;
-/// those of an expert begin at a multiple of the alignment, with zeros behind the last. Behind all of them tokens keep
-/// their content, and weights are 0 up to B. More slots than B are a failure of the group, or with
-/// `NCCL_EP_OVERFLOW_DROP` are dropped. In a backward pass there are tokens only.
+/// `[n]`, of whose n slots the first B are used; layout_info may be NULL, and has counters as for `ncclEpUpdateHandle`.
+/// Each row is in one slot for every local expert that its token names. Slots are ordered by expert, source rank and
+/// token. Each expert's slots begin at a multiple of the alignment, and zeros fill up the space behind them: together,
+/// the expert's zone. Behind all zones, tokens keep their content, and weights are 0 up to B. More slots than B are a
+/// failure of the group or, with `NCCL_EP_OVERFLOW_DROP`, are dropped. In a backward pass there are tokens only.
 ///
-/// HT without B: n is at least what comes. Rows, scales and, expert-major, weights may each be longer; they are all
-/// empty or none is.
+/// HT without B: n is at least what comes. Rows, scales and, expert-major, weights may each be longer; all are empty or
+/// none is.
 ///
-/// Recipes: with `NCCL_EP_DISP_QUANT_FWD` inputs scales [T, S] travel with their rows, to outputs scales [.., S] that
+/// Recipes: with `NCCL_EP_DISP_QUANT_FWD`, inputs scales [T, S] travel with their rows, to outputs scales [.., S] that
 /// lie as the rows do; rows and scales are multiples of 16 bytes and together at most max_token_bytes. With
 /// `NCCL_EP_DISP_QUANT_DS_FP8E3M4`, in LL, bfloat16 rows of a multiple of 512 elements are cast to float8e4m3, with
 /// outputs scales float32 [.., H/128].
 ///
-/// Delivered ids are local, or global where layout_info says so.
+/// Delivered ids are local, or global if layout_info says so.
 ///
 /// @param handle       the routing
 /// @param inputs       tensors that are read

@@ -7,31 +7,31 @@
 pub enum ncclEpAlgorithm_t {
     /// Low latency (LL): few tokens, staged operations.
     NCCL_EP_ALGO_LOW_LATENCY = 0,
-    /// High throughput (HT): many tokens, a routing is exchanged once.
+    /// High throughput (HT): many tokens, routing exchanged once.
     NCCL_EP_ALGO_HIGH_THROUGHPUT = 1,
 }
 
-/// How the rows that a rank receives lie.
+/// How a rank's received rows are laid out.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ncclEpLayout_t {
-    /// None: refused.
+    /// No layout: refused.
     NCCL_EP_LAYOUT_UNSET = 0,
-    /// Those of an expert together. LL: [L, R*M, H].
+    /// Grouped by expert. LL: [L, R*M, H].
     NCCL_EP_LAYOUT_EXPERT_MAJOR = 1,
-    /// LL: those of a source rank together, [R, M, H].
+    /// LL: grouped by source rank, [R, M, H].
     NCCL_EP_LAYOUT_RANK_MAJOR = 2,
-    /// HT: [n, H], one for each token that has an expert here.
+    /// HT: one row for each token that has an expert here, [n, H].
     NCCL_EP_LAYOUT_FLAT = 3,
 }
 
-/// The pass of a layer that an operation belongs to.
+/// Which pass of a layer an operation belongs to.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ncclEpPassDir_t {
     /// Forward.
     NCCL_EP_FWD_PASS = 0,
-    /// Backward, HT.
+    /// Backward: HT only.
     NCCL_EP_BWD_PASS = 1,
 }
 
@@ -59,14 +59,14 @@ pub enum ncclEpZeroCopyMode_t {
     NCCL_EP_ZERO_COPY_ON = 2,
 }
 
-/// How received expert ids count.
+/// How received expert ids are numbered.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ncclEpExpertIdKind_t {
     /// As `NCCL_EP_EXPERT_ID_LOCAL`.
     NCCL_EP_EXPERT_ID_AUTO = 0,
-    /// From the rank's first expert on.
+    /// From the rank's first expert.
     NCCL_EP_EXPERT_ID_LOCAL = 1,
-    /// Over all ranks.
+    /// Over the experts of all ranks.
     NCCL_EP_EXPERT_ID_GLOBAL = 2,
 }

@@ -22,10 +22,10 @@ use std::sync::Arc;
 /// @param config    see `ncclEpGroupConfig_t`
 ///
 /// Returns `ncclInvalidArgument` for a NULL pointer, or a `config` that breaks a rule or differs between ranks;
-/// `ncclInvalidUsage` for half an allocator, more SMs than the device has, rows to be dropped without a bound,
-/// variables that contradict each other, what the library does not serve yet, a process that has groups of another
-/// libnccl_ep, or if the ranks span several nodes and this process's NCCL cannot connect them; `ncclRemoteError` if
-/// another rank refused or did not arrive in time; `ncclSystemError` if the process has no NCCL;
+/// `ncclInvalidUsage` for half an allocator, more SMs than the device has, `NCCL_EP_OVERFLOW_DROP` without a bound of
+/// rows, environment variables that contradict each other, what the library does not serve yet, a process that has
+/// groups of another libnccl_ep, or if the ranks span several nodes and this process's NCCL cannot connect them;
+/// `ncclRemoteError` if another rank refused or did not arrive in time; `ncclSystemError` if the process has no NCCL;
 /// `ncclUnhandledCudaError` without a usable GPU; or the code of an NCCL call that failed.
 ///
 /// # Safety
@@ -76,13 +76,12 @@ fn environment(comm: ncclComm_t) -> LaterEnv {
     env
 }
 
-/// Destroys a group. Collective: every rank of the group calls it, before its communicator is
-/// destroyed. Waits for the group's operations on all ranks. Launches of
-/// graphs with operations of the group must have ended. NULL is a successful
-/// no-op.
+/// Destroys a group. Collective: every rank of the group calls it, before its communicator is destroyed. Blocks the
+/// host until the group's operations have ended on all ranks. Launches of graphs that hold operations of the group must
+/// have ended. NULL is a successful no-op. Later calls on the group's handles are refused.
 ///
 /// Returns `ncclInvalidArgument` for a group that was destroyed already; `ncclSystemError` if `alloc.free_fn` fails,
-/// once the group is destroyed. Later calls on its handles are refused.
+/// once the group is destroyed.
 ///
 /// # Safety
 /// None: a dead or foreign group is recognised.

@@ -20,10 +20,10 @@ use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use std::sync::Arc;
 
-/// Gets the bytes of memory that `ncclEpInitHandle` takes for such a handle. Local.
+/// Gets how many bytes of memory `ncclEpInitHandle` needs for a handle. Local.
 ///
 /// @param ep_group  the group
-/// @param layout    how rows lie
+/// @param layout    layout of rows
 /// @param config    may be NULL
 /// @param size      gets the bytes
 /// @param num_topk  K
@@ -54,27 +54,27 @@ pub unsafe extern "C" fn ncclEpHandleMemSize(
     })
 }
 
-/// Creates a handle without a routing, which `ncclEpUpdateHandle` gives it. Local.
+/// Creates a handle without a routing; `ncclEpUpdateHandle` gives it one. Local.
 ///
 /// LL serves `NCCL_EP_LAYOUT_EXPERT_MAJOR` and `NCCL_EP_LAYOUT_RANK_MAJOR`, HT `NCCL_EP_LAYOUT_FLAT` and
 /// `NCCL_EP_LAYOUT_EXPERT_MAJOR`.
 ///
 /// @param handle      gets the handle; written on success only
 /// @param ep_group    the group
-/// @param layout      how rows lie
+/// @param layout      layout of rows
 /// @param config      may be NULL
 /// @param num_topk    K, 1 to 32; LL: at most E; HT: at most the group's `num_topk`, if that is not 0
-/// @param handle_mem  uint8 `[n]`, n as of `ncclEpHandleMemSize`, at a multiple of 16 bytes: what operations need of
-///                    the routing will be there. Not touched before an update, or in LL a dispatch. HT: operations may
-///                    be made on a handle whose memory holds what an update of an equal handle has left, or a copy of
-///                    it; over several nodes not in a capture, and the host waits for the stream. NULL: memory of the
-///                    group's `alloc`, or the library's. HT: on all ranks or on none, and of one update on all. A
-///                    staged operation that is given up (`ncclEpHandleDestroy`) may use it until the group's end: do
-///                    not free it before
+/// @param handle_mem  uint8 `[n]`, n from `ncclEpHandleMemSize`, at a multiple of 16 bytes: holds what operations need
+///                    of the routing. Not touched before an update or, in LL, a dispatch. HT: on all ranks or on none,
+///                    and of one update on all; operations need no update of this handle if the memory holds what an
+///                    update of an equal one has left, or a copy of it. HT over several nodes: operations cannot be
+///                    captured, and the host waits for the stream. An abandoned staged operation
+///                    (`ncclEpHandleDestroy`) may use the memory until the group's end: do not free it before. NULL:
+///                    memory of the group's `alloc`, or the library's
 ///
-/// Returns `ncclInvalidArgument` for a NULL or dead argument, a layout that the mode has not, an alignment, memory that
-/// is too small or begins elsewhere, or K in LL; `ncclInvalidUsage` for K in HT, and for expert-major rows there in a
-/// group with neither `max_recv_tokens_per_rank` nor `num_topk`.
+/// Returns `ncclInvalidArgument` for a NULL or dead argument, a layout that the mode lacks, a bad alignment, memory
+/// that is too small or misaligned, or a bad K in LL; `ncclInvalidUsage` for a bad K in HT, and in HT for expert-major
+/// rows in a group with neither `max_recv_tokens_per_rank` nor `num_topk`.
 ///
 /// # Safety
 /// Pointers are NULL or valid for what they are documented to be.
@@ -120,21 +120,21 @@ fn in_memory(
         .map_err(|error| error.within("handle_mem"))
 }
 
-/// Routes by `topk_idx` from now on.
+/// Gives a handle a routing: `topk_idx` counts from now on.
 ///
 /// LL: local, enqueues nothing. Every dispatch and combine reads the ids again, so they may be updated in place between
 /// operations.
 ///
-/// HT: collective. The ids and what is counted are read and written when `stream` reaches this call; the ids are not
-/// read later. In a captured `stream` each replay does so. Over several nodes a captured `stream` is refused, and the
-/// host waits until all ranks have exchanged their routing.
+/// HT: collective. The ids are read and the counters written when `stream` reaches this call; the ids are not read
+/// later. If `stream` is captured, each replay does so. Over several nodes a captured `stream` is refused, and the host
+/// waits until all ranks have exchanged their routing.
 ///
 /// @param handle       the handle
-/// @param topk_idx     int32 or int64 [T, K]: global expert ids of this rank's T tokens; negative ones and
-///                     those from E on count as none
-/// @param layout_info  HT: may be NULL; `expert_counters` `[L]` or longer, `recv_total_counter` `[1]`, expert-major
-///                     `expert_offsets` as the first, int32 or int64, there all of one type, in memory that the device
-///                     reaches. LL: must be NULL
+/// @param topk_idx     int32 or int64 [T, K]: global expert ids of this rank's T tokens; negative ids and ids of E or
+///                     more are ignored
+/// @param layout_info  LL: must be NULL. HT: may be NULL; `expert_counters` `[L]` or longer, `recv_total_counter` `[1]`
+///                     and, expert-major, `expert_offsets` like the first. int32 or int64, expert-major all of one
+///                     type, in memory that the device reaches
 /// @param stream       stream that orders the exchange
 ///
 /// Returns `ncclInvalidArgument` for a NULL or dead argument or a tensor that breaks a rule; `ncclInvalidUsage` while a
@@ -162,13 +162,13 @@ pub unsafe extern "C" fn ncclEpUpdateHandle(
     })
 }
 
-/// As `ncclEpInitHandle` and `ncclEpUpdateHandle`, with the K of `topk_idx`.
+/// Creates a handle with a routing: as `ncclEpInitHandle` and `ncclEpUpdateHandle`, with the K of `topk_idx`.
 ///
 /// @param handle       gets the handle; written on success only
 /// @param ep_group     the group
-/// @param layout       how rows lie
-/// @param topk_idx     as of `ncclEpUpdateHandle`
-/// @param layout_info  as of `ncclEpUpdateHandle`
+/// @param layout       layout of rows
+/// @param topk_idx     as for `ncclEpUpdateHandle`
+/// @param layout_info  as for `ncclEpUpdateHandle`
 /// @param config       may be NULL
 /// @param stream       stream that orders the exchange
 ///
@@ -264,7 +264,7 @@ fn top_k(group: &Group, argument: &str, given: i64) -> Result<usize> {
     }
 }
 
-/// Destroys a handle. Local. Gives up a staged operation that was not completed. NULL is a successful no-op.
+/// Destroys a handle. Local. Abandons a staged operation that was not completed. NULL is a successful no-op.
 ///
 /// Returns `ncclInvalidArgument` for a handle that was destroyed already.
 ///

@@ -21,7 +21,7 @@ static OWN: Mutex<BTreeMap<usize, usize>> = Mutex::new(BTreeMap::new());
 
 type Sizes = [usize; MAX_DIMS];
 
-/// Makes a descriptor. Local. It has no memory: set `data`. The extents are copied.
+/// Makes a descriptor without memory: set `data` yourself. Local. The extents are copied.
 ///
 /// @param tensor    gets the descriptor; written on success only
 /// @param ndim      1 to 5
@@ -72,7 +72,7 @@ pub unsafe extern "C" fn ncclEpTensorAlloc(
     })
 }
 
-/// Destroys a descriptor of `ncclEpTensorAlloc`, not the memory that it names. Local. NULL is a successful no-op.
+/// Destroys a descriptor of `ncclEpTensorAlloc`, not the memory that it refers to. Local. NULL is a successful no-op.
 ///
 /// Returns `ncclInvalidArgument` for any other descriptor, or one that was destroyed already.
 ///

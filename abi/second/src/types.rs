@@ -24,7 +24,7 @@ pub type cudaStream_t = *mut c_void;
 /// The CUDA runtime's error type; see `cuda_runtime.h`.
 pub type cudaError_t = c_int;
 
-/// The version of this interface; `ncclEpGetVersion` gives that of the library.
+/// The version of this interface. `ncclEpGetVersion` gets that of the library.
 pub const NCCL_EP_MAJOR: c_int = 0;
 /// See `NCCL_EP_MAJOR`.
 pub const NCCL_EP_MINOR: c_int = 2;
@@ -34,15 +34,15 @@ pub const NCCL_EP_PATCH: c_int = 0;
 pub const NCCL_EP_VERSION_CODE: c_int = 200;
 /// The generation of the structs.
 pub const NCCL_EP_API_VERSION: c_int = 3;
-/// Let the library choose a value.
+/// Lets the library choose a value.
 pub const NCCL_EP_AUTO: c_int = 0;
 /// How the rows of a dispatch travel.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ncclEpDispQuant_t {
-    /// As they are.
+    /// Unchanged.
     NCCL_EP_DISP_QUANT_NONE = 0,
-    /// As they are, with the caller's scales.
+    /// Unchanged, with the caller's scales.
     NCCL_EP_DISP_QUANT_FWD = 1,
     /// LL: the dispatch casts bfloat16 to float8e4m3 and makes scales.
     NCCL_EP_DISP_QUANT_DS_FP8E3M4 = 2,
@@ -52,11 +52,11 @@ pub enum ncclEpDispQuant_t {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ncclEpCombQuant_t {
-    /// As they are.
+    /// Unchanged.
     NCCL_EP_COMB_QUANT_NONE = 0,
     /// LL. Not served.
     NCCL_EP_COMB_QUANT_NVFP4 = 1,
-    /// HT. Not served.
+    /// HT expert-major. Not served.
     NCCL_EP_COMB_QUANT_MXFP8 = 2,
 }
 
@@ -94,23 +94,23 @@ pub struct ncclEpTensorAllocConfig_t {
     pub magic: c_uint,
 }
 
-/// Allocates `bytes` of device memory, to whose address it sets `*ptr`.
+/// Allocates `bytes` of device memory and stores the address in `*ptr`.
 pub type ncclEpAllocFn_t =
     Option<unsafe extern "C" fn(ptr: *mut *mut c_void, bytes: usize, context: *mut c_void) -> cudaError_t>;
-/// Frees what an `ncclEpAllocFn_t` gave.
+/// Frees memory of an `ncclEpAllocFn_t`.
 pub type ncclEpFreeFn_t = Option<unsafe extern "C" fn(ptr: *mut c_void, context: *mut c_void) -> cudaError_t>;
 
-/// A caller's allocator: both functions or none. It gives the memory of handles that have none of the program's
+/// A caller's allocator: both functions or none. It allocates for handles without memory of the caller's
 /// (`ncclEpInitHandle` without `handle_mem`, `ncclEpCreateHandle`), at multiples of 16 bytes, as many pieces as there
-/// are handles at a time: `alloc_fn` is called in `ncclEpCreateHandle` and `ncclEpUpdateHandle`, `free_fn` for all
-/// pieces in `ncclEpGroupDestroy`, unless that fails. Both are called with the group's device current and, in a
-/// capture, in the thread's relaxed mode; they may not call the library.
+/// are handles at a time. `ncclEpCreateHandle` and `ncclEpUpdateHandle` call `alloc_fn`. `ncclEpGroupDestroy` calls
+/// `free_fn` for all pieces, unless it fails. Both are called with the group's device current and, during a capture,
+/// with the thread in relaxed mode; they must not call the library.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ncclEpAllocConfig_t {
     /// Allocates.
     pub alloc_fn: ncclEpAllocFn_t,
-    /// Frees what `alloc_fn` gave.
+    /// Frees memory of `alloc_fn`.
     pub free_fn: ncclEpFreeFn_t,
     /// Passed to both.
     pub context: *mut c_void,
@@ -124,50 +124,50 @@ pub struct ncclEpGroupConfig_t {
     pub size: c_uint,
     /// `NCCL_EP_MAGIC`.
     pub magic: c_uint,
-    /// `NCCL_EP_API_VERSION`. Not read: `size` says what there is.
+    /// `NCCL_EP_API_VERSION`. Not read: `size` tells which fields there are.
     pub version: c_uint,
     /// LL or HT.
     pub algorithm: MaybeUninit<ncclEpAlgorithm_t>,
-    /// Experts over all ranks, E: a positive multiple of the number of ranks R. Expert `g` lives on
-    /// rank `g / L` as local expert `g % L`, where L = E / R.
+    /// Experts over all ranks, E: a positive multiple of the number of ranks R. Expert `g` lives on rank `g / L` as
+    /// local expert `g % L`, where L = E / R.
     pub num_experts: c_uint,
     /// Most tokens of one rank, M.
     pub max_dispatch_tokens_per_rank: c_uint,
-    /// HT: most rows, expert-major slots, that one rank receives, B, at least M. `NCCL_EP_AUTO`: as many as
-    /// come, which a dispatch waits to know. LL: not read.
+    /// HT: most rows (expert-major: slots) that one rank receives, B, at least M. `NCCL_EP_AUTO`: as many as come,
+    /// which each dispatch waits to learn. LL: not read.
     pub max_recv_tokens_per_rank: c_uint,
     /// Most bytes of a token's row and its scales together; HT: a multiple of 16.
     pub max_token_bytes: c_uint,
-    /// Not read: the library finds what it needs.
+    /// Not read: the library determines what it needs.
     pub rdma_buffer_size: c_ulong,
     /// Not read.
     pub num_qp_per_rank: c_uint,
     /// Not read.
     pub num_channels: c_uint,
-    /// Most SMs of an operation, or `NCCL_EP_AUTO`; at most those of the device. Dispatches and combines both have the
-    /// larger of their budgets. NCCL_EP_COMM_SMS goes before all three.
+    /// Most SMs of an operation, up to those of the device, or `NCCL_EP_AUTO`. Dispatches and combines both get the
+    /// larger of their two budgets. NCCL_EP_COMM_SMS overrides all three budgets.
     pub max_num_sms: c_uint,
-    /// Gives the memory of handles that have none of the program's; none: the library does.
+    /// Allocates for handles without memory of the caller's. None: the library does.
     pub alloc: ncclEpAllocConfig_t,
-    /// Not 0 in LL: lost ranks are masked. Not served yet.
+    /// LL: not 0 masks lost ranks. Not served yet.
     pub enable_mask: c_uint,
-    /// How long an operation waits for another rank; NCCL_EP_TIMEOUT_MS has priority. 0: 100 seconds.
+    /// How long an operation waits for another rank; 0: 100 seconds. NCCL_EP_TIMEOUT_MS overrides it.
     pub timeout_ns: u64,
-    /// Whether tensors are in windows. Any value is fine, since memory that is in none serves as well.
+    /// Whether tensors are in windows. Any value works, as memory outside of windows serves as well.
     pub zero_copy: MaybeUninit<ncclEpZeroCopyMode_t>,
-    /// HT: what happens to rows, expert-major slots, beyond `max_recv_tokens_per_rank`.
+    /// HT: what happens to rows (expert-major: slots) beyond `max_recv_tokens_per_rank`.
     pub overflow_policy: MaybeUninit<ncclEpOverflowPolicy_t>,
-    /// HT: largest K of a handle, at most E; 0: any, but not expert-major without `max_recv_tokens_per_rank`.
+    /// HT: largest K of a handle, at most E. 0: any, but expert-major handles then need `max_recv_tokens_per_rank`.
     pub num_topk: c_uint,
     /// Not read.
     pub padding_v2: [u8; 4],
-    /// For dispatches instead of `max_num_sms`; 0: that. NCCL_EP_DISPATCH_SMS goes before both.
+    /// For dispatches, instead of `max_num_sms`; 0: that one. NCCL_EP_DISPATCH_SMS overrides both.
     pub dispatch_num_sms: c_uint,
-    /// For combines instead of `max_num_sms`; 0: that. NCCL_EP_COMBINE_SMS goes before both.
+    /// For combines, instead of `max_num_sms`; 0: that one. NCCL_EP_COMBINE_SMS overrides both.
     pub combine_num_sms: c_uint,
 }
 
-/// What a rank learns of the rows that it receives; each tensor may be NULL, unless it is said otherwise.
+/// What a rank learns about the rows that it receives. Each tensor may be NULL unless stated otherwise.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ncclEpLayoutInfo_t {
@@ -175,19 +175,19 @@ pub struct ncclEpLayoutInfo_t {
     pub size: c_uint,
     /// `NCCL_EP_MAGIC`.
     pub magic: c_uint,
-    /// By local expert: `[L]` or longer. LL expert-major: received rows, int32; a dispatch requires it. LL rank-major:
-    /// must be NULL. HT: of an update, int32 or int64: flat, received rows; expert-major, lengths of zones, also of a
-    /// forward dispatch.
+    /// By local expert, `[L]` or longer. LL expert-major: received rows, int32; required by a dispatch. LL rank-major:
+    /// must be NULL. HT, int32 or int64, in an update: received rows (flat) or lengths of zones (expert-major, also in
+    /// a forward dispatch).
     pub expert_counters: *mut ncclEpTensor_t,
     /// LL rank-major: received rows by source rank, int32 `[R]` or longer; may be NULL. LL expert-major: must be NULL.
     /// HT: not read.
     pub src_rank_counters: *mut ncclEpTensor_t,
-    /// HT expert-major: where zones begin, as `expert_counters`. Elsewhere not read.
+    /// HT expert-major: where each zone begins, given as `expert_counters`. Elsewhere not read.
     pub expert_offsets: *mut ncclEpTensor_t,
-    /// HT: all rows, expert-major all slots, dropped ones among them; int32 or int64 `[1]`, wherever `expert_counters`
-    /// are. LL: not read.
+    /// HT: number of all rows (expert-major: slots), including dropped ones; int32 or int64 `[1]`, given wherever
+    /// `expert_counters` are. LL: not read.
     pub recv_total_counter: *mut ncclEpTensor_t,
-    /// How received ids count; a dispatch reads it.
+    /// How received ids are numbered; read by a dispatch.
     pub recv_topk_idx_kind: MaybeUninit<ncclEpExpertIdKind_t>,
     /// Not read.
     pub padding_v2: [u8; 4],
@@ -266,8 +266,8 @@ pub struct ncclEpHandleConfig_t {
     pub size: c_uint,
     /// `NCCL_EP_MAGIC`.
     pub magic: c_uint,
-    /// HT expert-major: zones are multiples of so many rows; 0, 1 or a power of two, so small that what may
-    /// come to a rank is countable in 31 bits. Elsewhere not read.
+    /// HT expert-major: the length of each zone is a multiple of this many rows. 0, 1 or a power of two, small enough
+    /// that the slots that may come to a rank number less than 2^31. Elsewhere not read.
     pub dispatch_output_per_expert_alignment: usize,
 }
 
@@ -281,7 +281,7 @@ pub struct ncclEpDispatchConfig_t {
     pub magic: c_uint,
     /// LL: if not 0, only send now; `ncclEpComplete` receives. HT: no effect.
     pub send_only: c_uint,
-    /// Whether a cast's scales are powers of two. With `NCCL_EP_DISP_QUANT_FWD`: must be 0.
+    /// Not 0: a cast's scales are powers of two. Must be 0 with `NCCL_EP_DISP_QUANT_FWD`.
     pub round_scales: c_uint,
     /// The pass; LL has no backward one.
     pub pass_direction: MaybeUninit<ncclEpPassDir_t>,

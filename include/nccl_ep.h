@@ -69,9 +69,9 @@
 
 // How a group moves tokens.
 typedef enum ncclEpAlgorithm_t {
-  // Low latency (LL): few tokens, 3-D expert-major output, staged operations.
+  // Low latency (LL): few tokens, 3-D output by expert or by source rank, staged operations.
   NCCL_EP_ALGO_LOW_LATENCY = 0,
-  // High throughput (HT): many tokens, 2-D output, routing fixed per handle.
+  // High throughput (HT): many tokens, 2-D output, routing exchanged when a handle is created or updated.
   NCCL_EP_ALGO_HIGH_THROUGHPUT = 1,
 } ncclEpAlgorithm_t;
 
@@ -88,13 +88,13 @@ typedef enum ncclEpTensorTag_t {
   NCCL_EP_TENSOR_TAG_NONE = 0,
   // Token rows: any type in a dispatch; bfloat16, float16 or float32 in a combine. A row is a multiple of 16 bytes.
   NCCL_EP_TENSOR_TAG_TOKENS = 1,
-  // Top-k expert ids: int64.
+  // Top-k expert ids: int64; for `ncclEpHandleUpdate` also int32.
   NCCL_EP_TENSOR_TAG_TOPK_IDX = 2,
   // Top-k weights: float32.
   NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS = 3,
   // Scales of token rows, in dispatches: any type of 1, 2 or 4 bytes, or made by a cast.
   NCCL_EP_TENSOR_TAG_SCALES = 4,
-  // Received tokens per local expert, in device memory: int32 `[L]`.
+  // Received tokens per local expert, in device memory: int32 `[L]`. LL rank-major: per source rank, `[R]`.
   NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_DEVICE = 5,
   // Received tokens per local expert, in mapped pinned host memory: int32 `[L]`.
   NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_HOST = 6,
@@ -232,7 +232,7 @@ typedef struct ncclEpChoice_t {
   unsigned int send_blocks;
   // Threads per block: a multiple of 32, up to 1024. A kernel with a lower limit uses that.
   unsigned int threads;
-  // If not 0, the kernel is not launched while the one before it on its stream runs, as LL kernels on one node
+  // If not 0, the kernel is not launched while the one before it on its stream runs. LL kernels on one node
   // otherwise are.
   unsigned int in_order;
 } ncclEpChoice_t;
@@ -370,8 +370,8 @@ ncclResult_t ncclEpTensorCreate(ncclEpGroup_t ep_group,
 //
 // Where no `free_fn` was given, data is freed by `cudaFree`, which waits for the device. So the data stays allocated
 // until a later call while an exchange or operation of this library runs or is stuck there, or a graph holds one (on
-// one node: while a group that was captured lives). Beyond 256 such allocations, or 256 MiB that wait for graphs
-// alone, the oldest are freed without waiting, unless something is stuck: work that uses them must have ended.
+// one node: while a group with captured operations is alive). Beyond 256 such allocations, or 256 MiB that wait for
+// graphs alone, the oldest are freed without waiting, unless something is stuck: work that uses them must have ended.
 //
 // @param ep_group  the tensor's group, alive or destroyed, or NULL
 // @param tensor    the descriptor
@@ -428,8 +428,8 @@ ncclResult_t ncclEpCreateHandle(ncclEpHandle_t *handle,
 // Opens a handle without a routing; `ncclEpHandleUpdate` gives it one. Local, enqueues nothing.
 //
 // HT: the handle keeps the ids of its update. A dispatch is a forward one if its inputs include TOPK_WEIGHTS; it does
-// not read TOPK_IDX. A combine returns gradients of weights [T, K] by k: each id gets that of the expert that it
-// names, or 0 if it names none.
+// not read TOPK_IDX. A combine returns gradients of weights [T, K] by k: for each id that of the expert it names, or 0
+// if it names none.
 //
 // HT with `expert_alignment`: rows lie by expert, one for each expert that a token names. A forward dispatch has
 // outputs TOKENS [n, H] and TOPK_WEIGHTS float32 `[n]`, and no TOPK_IDX. Rows are ordered by expert, source rank and
@@ -450,8 +450,8 @@ ncclResult_t ncclEpHandleOpen(ncclEpHandle_t *handle,
                               ncclEpGroup_t ep_group,
                               unsigned int expert_alignment);
 
-// Gives a handle a routing, in place of any that it has. Reads, writes, waits and is collective as
-// `ncclEpCreateHandle`.
+// Gives a handle a routing, in place of any that it has. What it reads, writes and waits for, and where it is
+// collective, is as for `ncclEpCreateHandle`.
 //
 // HT on the GPUs of one node: `stream` may be captured into a graph, with a handle of `ncclEpHandleOpen`. Each replay
 // then routes by the ids that it finds in memory, and writes the counter. Operations on the handle belong in the same
@@ -511,9 +511,9 @@ ncclResult_t ncclEpHandleWaitNumRecvTokens(ncclEpHandle_t handle,
 //
 // A group's operations run one after the other in the order of the calls, whatever their streams. The caller orders
 // launches of graphs, among each other and with other operations. A handle must outlive the graphs that hold its
-// operations. At most four captures with operations of a group may take turns. A staged operation occupies one of its
-// group's two slots, in a graph if it is captured. Do not launch such a graph while a staged operation that was sent
-// outside of it, after the capture, waits for `ncclEpComplete`: both may wait until the deadline.
+// operations. At most four captures with operations of a group may be interleaved. A staged operation occupies one of
+// its group's two slots, in a graph if it is captured. Do not launch such a graph while a staged operation that was
+// sent outside of it, after the capture, waits for `ncclEpComplete`: both may wait until the deadline.
 //
 // R ranks, L local experts, M max_tokens_per_rank, T this rank's tokens, K top-k, H hidden size. Rows are of any type,
 // a multiple of 16 bytes and, with their scales, at most token_size_bytes.
@@ -529,11 +529,11 @@ ncclResult_t ncclEpHandleWaitNumRecvTokens(ncclEpHandle_t handle,
 // The rows of each source rank are packed from row 0, by token; the counter gets their number. A row has all K weights
 // of its token; entry k of its ids is the local id of the token's expert k if that expert is on this rank, else -1. In
 // other rows all ids are -1; tokens and weights keep their content.
-// If the data of outputs TOKENS is NULL (then on every rank), rows stay in a view, memory of the library whose address
-// is stored there. Rows of a view that hold nothing have arbitrary content and must not be written. The view lives
-// until the handle's next combine begins (which may read it), or until the second later dispatch of the group with a
-// view begins, whichever is earlier. Only the order of the stream tells when; nothing else signals it. In graphs a
-// view has the same address in each replay.
+// If the data of outputs TOKENS is NULL (on every rank or on none), rows stay in a view, memory of the library whose
+// address is stored there. Rows of a view that hold nothing have arbitrary content and must not be written. The view
+// lives until the handle's next combine begins (which may read it), or until the second later dispatch of the group
+// with a view begins, whichever is earlier. Only the order of the stream tells when; nothing else signals it. In
+// graphs a view has the same address in each replay.
 //
 // HT forward: inputs TOKENS [T, H], TOPK_IDX int64 [T, K], TOPK_WEIGHTS float32 [T, K]; outputs TOKENS [n, H],
 // TOPK_IDX [n, K], TOPK_WEIGHTS [n, K], where n is at least the number of received tokens. A rank receives a token
@@ -671,10 +671,10 @@ ncclResult_t ncclEpGetAsyncError(ncclEpGroup_t ep_group,
 // Chooses how this rank runs each later `operation` of a group: a variant, a launch shape, or both. The choice is
 // copied.
 //
-// A choice set here precedes the selector, that the file NCCL_EP_TUNING_FILE, and that the library's own rule. A
-// choice that is impossible in a call is skipped there; if only its launch shape does not fit, its variant stays. With
-// NCCL_DEBUG=WARN one line of each kind says why. The call of an operation decides, so replays of a graph keep its
-// choice.
+// In order of precedence: a choice set here, the selector's, that of the file NCCL_EP_TUNING_FILE, the library's own.
+// A choice that is impossible in a call is skipped there; if only its launch shape does not fit, its variant stays.
+// With NCCL_DEBUG=WARN one line of each kind says why. The choice is made in the operation's call, so replays of a
+// graph keep it.
 //
 // LL variants change the last bits of results and must be the same on every rank; otherwise the operation fails on all
 // ranks, with a text. Whether one is possible depends only on what all ranks have in common. Everything else is up to
@@ -711,7 +711,7 @@ ncclResult_t ncclEpSetSelector(ncclEpGroup_t ep_group,
 // ranks may differ. HT: counts all dispatches. LL: counts those that deliver rows by expert and have a
 // RECV_EXPERT_COUNTER_DEVICE.
 //
-// A small kernel of its own adds them, on the stream behind the dispatch, or behind `ncclEpComplete` if it is staged.
+// A separate small kernel adds them, on the stream behind the dispatch, or behind `ncclEpComplete` if it is staged.
 // Graphs that are captured from now on contain it, and keep the address.
 //
 // @param ep_group        the group
@@ -734,8 +734,8 @@ ncclResult_t ncclEpGroupCountRows(ncclEpGroup_t ep_group,
 // The dispatch's own kernel adds them, also in graphs that are captured from now on, which keep the address.
 //
 // @param ep_group      the group
-// @param ns_of_source  int64 `[R]` on the device, used as `rows_of_expert` of `ncclEpGroupCountRows`; NULL stops
-//                      timing
+// @param ns_of_source  int64 `[R]` on the device, under the rules of `ncclEpGroupCountRows` for `rows_of_expert`; NULL
+//                      stops timing
 //
 // Returns `ncclInvalidArgument` for a NULL or dead `ep_group`, or an `ns_of_source` that is not a multiple of 8; the
 // code of the failure if the group has failed.
@@ -761,7 +761,7 @@ ncclResult_t ncclEpGroupTimeCombineWaits(ncclEpGroup_t ep_group,
 // may differ between ranks. Blocks the host, and enqueues nothing on the caller's streams.
 //
 // Operations recognise a tensor whose rows lie wholly in such memory, at a multiple of 16 bytes, by its address,
-// whatever the other ranks pass. Its rows then need not be copied if both ends can do without. Offsets may differ
+// whatever the other ranks pass. Its rows then need not be copied where both ends can avoid it. Offsets may differ
 // between ranks. Results are the same as with any other memory.
 //
 // The content is arbitrary at first. Memory that is not freed before ends with the group.
@@ -843,8 +843,8 @@ ncclResult_t ncclEpMemInfo(ncclEpGroup_t ep_group,
 //                  on
 // @param bytes     bytes at `ptr`, all in that memory; unchanged while pieces that were cut there are in use
 //
-// Returns `ncclInvalidArgument` for a NULL or dead group, for bytes that are not in its memory or not those from which
-// pieces in use were cut, or for a `ptr` that is not a multiple of 512.
+// Returns `ncclInvalidArgument` for a NULL or dead group, for bytes that are not in its memory or differ from those
+// that pieces in use were cut from, or for a `ptr` that is not a multiple of 512.
 ncclResult_t ncclEpPoolUse(ncclEpGroup_t ep_group,
                            void *ptr,
                            size_t bytes);

@@ -86,8 +86,8 @@ typedef cudaError_t (*ncclEpFreeFn_t)(void *ptr, void *context);
 
 // A caller's allocator: both functions or none. It allocates for handles without memory of the caller's
 // (`ncclEpInitHandle` without `handle_mem`, `ncclEpCreateHandle`), at multiples of 16 bytes, as many pieces as there
-// are handles at a time. `ncclEpCreateHandle` and `ncclEpUpdateHandle` call `alloc_fn`. `ncclEpGroupDestroy` calls
-// `free_fn` for all pieces, unless it fails. Both are called with the group's device current and, during a capture,
+// are handles at a time. `ncclEpCreateHandle` and `ncclEpUpdateHandle` call `alloc_fn`. `ncclEpGroupDestroy`, unless
+// it fails, calls `free_fn` for all pieces. Both are called with the group's device current and, during a capture,
 // with the thread in relaxed mode; they must not call the library.
 typedef struct ncclEpAllocConfig_t {
   // Allocates.
@@ -405,7 +405,7 @@ ncclResult_t ncclEpInitHandle(ncclEpHandle_t *handle,
                               int num_topk,
                               const ncclEpTensor_t *handle_mem);
 
-// Gives a handle a routing: `topk_idx` counts from now on.
+// Gives a handle a routing, that of `topk_idx`, in place of any that it has.
 //
 // LL: local, enqueues nothing. Every dispatch and combine reads the ids again, so they may be updated in place between
 // operations.
@@ -418,8 +418,8 @@ ncclResult_t ncclEpInitHandle(ncclEpHandle_t *handle,
 // @param topk_idx     int32 or int64 [T, K]: global expert ids of this rank's T tokens; negative ids and ids of E or
 //                     more are ignored
 // @param layout_info  LL: must be NULL. HT: may be NULL; `expert_counters` `[L]` or longer, `recv_total_counter` `[1]`
-//                     and, expert-major, `expert_offsets` like the first. int32 or int64, expert-major all of one
-//                     type, in memory that the device reaches
+//                     and, expert-major, `expert_offsets` like the first; each int32 or int64 (expert-major: all of
+//                     one type), in memory that the device reaches
 // @param stream       stream that orders the exchange
 //
 // Returns `ncclInvalidArgument` for a NULL or dead argument or a tensor that breaks a rule; `ncclInvalidUsage` while a

@@ -16,10 +16,10 @@ const CHOICE_BYTES: usize = size_of::<ncclEpChoice_t>();
 /// Chooses how this rank runs each later `operation` of a group: a variant, a launch shape, or both. The choice is
 /// copied.
 ///
-/// A choice set here precedes the selector, that the file NCCL_EP_TUNING_FILE, and that the library's own rule. A
-/// choice that is impossible in a call is skipped there; if only its launch shape does not fit, its variant stays. With
-/// NCCL_DEBUG=WARN one line of each kind says why. The call of an operation decides, so replays of a graph keep its
-/// choice.
+/// In order of precedence: a choice set here, the selector's, that of the file NCCL_EP_TUNING_FILE, the library's own.
+/// A choice that is impossible in a call is skipped there; if only its launch shape does not fit, its variant stays.
+/// With NCCL_DEBUG=WARN one line of each kind says why. The choice is made in the operation's call, so replays of a
+/// graph keep it.
 ///
 /// LL variants change the last bits of results and must be the same on every rank; otherwise the operation fails on all
 /// ranks, with a text. Whether one is possible depends only on what all ranks have in common. Everything else is up to

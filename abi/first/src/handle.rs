@@ -116,8 +116,8 @@ fn no_config(config: *const ncclEpHandleConfig_t) -> Result<()> {
 /// Opens a handle without a routing; `ncclEpHandleUpdate` gives it one. Local, enqueues nothing.
 ///
 /// HT: the handle keeps the ids of its update. A dispatch is a forward one if its inputs include TOPK_WEIGHTS; it does
-/// not read TOPK_IDX. A combine returns gradients of weights [T, K] by k: each id gets that of the expert that it
-/// names, or 0 if it names none.
+/// not read TOPK_IDX. A combine returns gradients of weights [T, K] by k: for each id that of the expert it names, or 0
+/// if it names none.
 ///
 /// HT with `expert_alignment`: rows lie by expert, one for each expert that a token names. A forward dispatch has
 /// outputs TOKENS [n, H] and TOPK_WEIGHTS float32 `[n]`, and no TOPK_IDX. Rows are ordered by expert, source rank and
@@ -167,8 +167,8 @@ fn zones(facts: &GroupFacts, alignment: c_uint) -> Result<Option<Zones>> {
     Ok(Some(Zones { alignment, most_slots: None }))
 }
 
-/// Gives a handle a routing, in place of any that it has. Reads, writes, waits and is collective as
-/// `ncclEpCreateHandle`.
+/// Gives a handle a routing, in place of any that it has. What it reads, writes and waits for, and where it is
+/// collective, is as for `ncclEpCreateHandle`.
 ///
 /// HT on the GPUs of one node: `stream` may be captured into a graph, with a handle of `ncclEpHandleOpen`. Each replay
 /// then routes by the ids that it finds in memory, and writes the counter. Operations on the handle belong in the same

@@ -14,7 +14,7 @@ use std::mem::offset_of;
 /// may differ between ranks. Blocks the host, and enqueues nothing on the caller's streams.
 ///
 /// Operations recognise a tensor whose rows lie wholly in such memory, at a multiple of 16 bytes, by its address,
-/// whatever the other ranks pass. Its rows then need not be copied if both ends can do without. Offsets may differ
+/// whatever the other ranks pass. Its rows then need not be copied where both ends can avoid it. Offsets may differ
 /// between ranks. Results are the same as with any other memory.
 ///
 /// The content is arbitrary at first. Memory that is not freed before ends with the group.

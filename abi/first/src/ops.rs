@@ -102,9 +102,9 @@ unsafe fn operate(
 ///
 /// A group's operations run one after the other in the order of the calls, whatever their streams. The caller orders
 /// launches of graphs, among each other and with other operations. A handle must outlive the graphs that hold its
-/// operations. At most four captures with operations of a group may take turns. A staged operation occupies one of its
-/// group's two slots, in a graph if it is captured. Do not launch such a graph while a staged operation that was sent
-/// outside of it, after the capture, waits for `ncclEpComplete`: both may wait until the deadline.
+/// operations. At most four captures with operations of a group may be interleaved. A staged operation occupies one of
+/// its group's two slots, in a graph if it is captured. Do not launch such a graph while a staged operation that was
+/// sent outside of it, after the capture, waits for `ncclEpComplete`: both may wait until the deadline.
 ///
 /// R ranks, L local experts, M max_tokens_per_rank, T this rank's tokens, K top-k, H hidden size. Rows are of any type,
 /// a multiple of 16 bytes and, with their scales, at most token_size_bytes.
@@ -120,11 +120,11 @@ unsafe fn operate(
 /// The rows of each source rank are packed from row 0, by token; the counter gets their number. A row has all K weights
 /// of its token; entry k of its ids is the local id of the token's expert k if that expert is on this rank, else -1. In
 /// other rows all ids are -1; tokens and weights keep their content.
-/// If the data of outputs TOKENS is NULL (then on every rank), rows stay in a view, memory of the library whose address
-/// is stored there. Rows of a view that hold nothing have arbitrary content and must not be written. The view lives
-/// until the handle's next combine begins (which may read it), or until the second later dispatch of the group with a
-/// view begins, whichever is earlier. Only the order of the stream tells when; nothing else signals it. In graphs a
-/// view has the same address in each replay.
+/// If the data of outputs TOKENS is NULL (on every rank or on none), rows stay in a view, memory of the library whose
+/// address is stored there. Rows of a view that hold nothing have arbitrary content and must not be written. The view
+/// lives until the handle's next combine begins (which may read it), or until the second later dispatch of the group
+/// with a view begins, whichever is earlier. Only the order of the stream tells when; nothing else signals it. In
+/// graphs a view has the same address in each replay.
 ///
 /// HT forward: inputs TOKENS [T, H], TOPK_IDX int64 [T, K], TOPK_WEIGHTS float32 [T, K]; outputs TOKENS [n, H],
 /// TOPK_IDX [n, K], TOPK_WEIGHTS [n, K], where n is at least the number of received tokens. A rank receives a token

@@ -98,8 +98,8 @@ fn has(group: usize, begin: usize, bytes: usize) -> Result<()> {
 ///                  on
 /// @param bytes     bytes at `ptr`, all in that memory; unchanged while pieces that were cut there are in use
 ///
-/// Returns `ncclInvalidArgument` for a NULL or dead group, for bytes that are not in its memory or not those from which
-/// pieces in use were cut, or for a `ptr` that is not a multiple of 512.
+/// Returns `ncclInvalidArgument` for a NULL or dead group, for bytes that are not in its memory or differ from those
+/// that pieces in use were cut from, or for a `ptr` that is not a multiple of 512.
 ///
 /// # Safety
 /// None: foreign addresses are recognised.

@@ -11,7 +11,7 @@ use nccl_ep_core::model::tensor::DevPtr;
 /// ranks may differ. HT: counts all dispatches. LL: counts those that deliver rows by expert and have a
 /// RECV_EXPERT_COUNTER_DEVICE.
 ///
-/// A small kernel of its own adds them, on the stream behind the dispatch, or behind `ncclEpComplete` if it is staged.
+/// A separate small kernel adds them, on the stream behind the dispatch, or behind `ncclEpComplete` if it is staged.
 /// Graphs that are captured from now on contain it, and keep the address.
 ///
 /// @param ep_group        the group
@@ -42,8 +42,8 @@ pub unsafe extern "C" fn ncclEpGroupCountRows(ep_group: ncclEpGroup_t, rows_of_e
 /// The dispatch's own kernel adds them, also in graphs that are captured from now on, which keep the address.
 ///
 /// @param ep_group      the group
-/// @param ns_of_source  int64 `[R]` on the device, used as `rows_of_expert` of `ncclEpGroupCountRows`; NULL stops
-///                      timing
+/// @param ns_of_source  int64 `[R]` on the device, under the rules of `ncclEpGroupCountRows` for `rows_of_expert`; NULL
+///                      stops timing
 ///
 /// Returns `ncclInvalidArgument` for a NULL or dead `ep_group`, or an `ns_of_source` that is not a multiple of 8; the
 /// code of the failure if the group has failed.

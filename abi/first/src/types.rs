@@ -56,9 +56,9 @@ pub const NCCL_EP_AUTO: c_int = 0;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ncclEpAlgorithm_t {
-    /// Low latency (LL): few tokens, 3-D expert-major output, staged operations.
+    /// Low latency (LL): few tokens, 3-D output by expert or by source rank, staged operations.
     NCCL_EP_ALGO_LOW_LATENCY = 0,
-    /// High throughput (HT): many tokens, 2-D output, routing fixed per handle.
+    /// High throughput (HT): many tokens, 2-D output, routing exchanged when a handle is created or updated.
     NCCL_EP_ALGO_HIGH_THROUGHPUT = 1,
 }
 
@@ -79,13 +79,13 @@ pub enum ncclEpTensorTag_t {
     NCCL_EP_TENSOR_TAG_NONE = 0,
     /// Token rows: any type in a dispatch; bfloat16, float16 or float32 in a combine. A row is a multiple of 16 bytes.
     NCCL_EP_TENSOR_TAG_TOKENS = 1,
-    /// Top-k expert ids: int64.
+    /// Top-k expert ids: int64; for `ncclEpHandleUpdate` also int32.
     NCCL_EP_TENSOR_TAG_TOPK_IDX = 2,
     /// Top-k weights: float32.
     NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS = 3,
     /// Scales of token rows, in dispatches: any type of 1, 2 or 4 bytes, or made by a cast.
     NCCL_EP_TENSOR_TAG_SCALES = 4,
-    /// Received tokens per local expert, in device memory: int32 `[L]`.
+    /// Received tokens per local expert, in device memory: int32 `[L]`. LL rank-major: per source rank, `[R]`.
     NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_DEVICE = 5,
     /// Received tokens per local expert, in mapped pinned host memory: int32 `[L]`.
     NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_HOST = 6,
@@ -259,7 +259,7 @@ pub struct ncclEpChoice_t {
     pub send_blocks: c_uint,
     /// Threads per block: a multiple of 32, up to 1024. A kernel with a lower limit uses that.
     pub threads: c_uint,
-    /// If not 0, the kernel is not launched while the one before it on its stream runs, as LL kernels on one node
+    /// If not 0, the kernel is not launched while the one before it on its stream runs. LL kernels on one node
     /// otherwise are.
     pub in_order: c_uint,
 }

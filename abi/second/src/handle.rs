@@ -120,7 +120,7 @@ fn in_memory(
         .map_err(|error| error.within("handle_mem"))
 }
 
-/// Gives a handle a routing: `topk_idx` counts from now on.
+/// Gives a handle a routing, that of `topk_idx`, in place of any that it has.
 ///
 /// LL: local, enqueues nothing. Every dispatch and combine reads the ids again, so they may be updated in place between
 /// operations.
@@ -133,8 +133,8 @@ fn in_memory(
 /// @param topk_idx     int32 or int64 [T, K]: global expert ids of this rank's T tokens; negative ids and ids of E or
 ///                     more are ignored
 /// @param layout_info  LL: must be NULL. HT: may be NULL; `expert_counters` `[L]` or longer, `recv_total_counter` `[1]`
-///                     and, expert-major, `expert_offsets` like the first. int32 or int64, expert-major all of one
-///                     type, in memory that the device reaches
+///                     and, expert-major, `expert_offsets` like the first; each int32 or int64 (expert-major: all of
+///                     one type), in memory that the device reaches
 /// @param stream       stream that orders the exchange
 ///
 /// Returns `ncclInvalidArgument` for a NULL or dead argument or a tensor that breaks a rule; `ncclInvalidUsage` while a

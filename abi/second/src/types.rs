@@ -102,8 +102,8 @@ pub type ncclEpFreeFn_t = Option<unsafe extern "C" fn(ptr: *mut c_void, context:
 
 /// A caller's allocator: both functions or none. It allocates for handles without memory of the caller's
 /// (`ncclEpInitHandle` without `handle_mem`, `ncclEpCreateHandle`), at multiples of 16 bytes, as many pieces as there
-/// are handles at a time. `ncclEpCreateHandle` and `ncclEpUpdateHandle` call `alloc_fn`. `ncclEpGroupDestroy` calls
-/// `free_fn` for all pieces, unless it fails. Both are called with the group's device current and, during a capture,
+/// are handles at a time. `ncclEpCreateHandle` and `ncclEpUpdateHandle` call `alloc_fn`. `ncclEpGroupDestroy`, unless
+/// it fails, calls `free_fn` for all pieces. Both are called with the group's device current and, during a capture,
 /// with the thread in relaxed mode; they must not call the library.
 #[repr(C)]
 #[derive(Clone, Copy)]

@@ -462,7 +462,8 @@ ncclResult_t ncclEpHandleDestroy(ncclEpHandle_t handle);
 //
 // LL expert-major: inputs tokens [T, H]; outputs tokens [L, R*M, H], or longer in the first extent; layout_info
 // expert_counters int32 `[L]` or longer, required. The rows of each expert are packed from slot 0, by source rank,
-// token, k; the counter gets their number. Other slots keep their content.
+// token, k; the counter gets their number. Other slots keep their content. If a token repeats an expert, it takes a
+// slot each time; if an expert's rows then exceed its R*M slots, the group fails.
 //
 // LL rank-major: inputs tokens [T, H], topk_weights float32 [T, K]; outputs tokens [R, M, H], topk_idx int32 or int64
 // and topk_weights float32 [R, M, K]; layout_info src_rank_counters int32 `[R]`, may be NULL. A rank receives a token
@@ -504,8 +505,8 @@ ncclResult_t ncclEpHandleDestroy(ncclEpHandle_t handle);
 // Returns `ncclInvalidArgument` for a NULL or dead argument or a tensor that is missing or breaks a rule;
 // `ncclInvalidUsage` for a handle without a routing or whose group was destroyed, while a staged operation of the
 // handle waits for completion, for a third staged operation of the group, for a backward pass in LL, for a captured
-// stream in HT without B, and for a tensor without data in a window of an NCCL before 2.29; the code of the failure if
-// the group has failed.
+// stream in HT without B or, over several nodes, on an HT handle in the caller's memory, and for a tensor without data
+// in a window of an NCCL before 2.29; the code of the failure if the group has failed.
 ncclResult_t ncclEpDispatch(ncclEpHandle_t handle,
                             const struct ncclEpDispatchInputs_t *inputs,
                             const struct ncclEpDispatchOutputs_t *outputs,

@@ -129,12 +129,16 @@ impl Choices {
     /// The choices of a group over `nodes`, whose grids are bounded by `most_blocks`.
     pub(super) fn new(facts: &GroupFacts, nodes: usize, most_blocks: Option<u32>, learned: Learned) -> Self {
         let granted = facts.channels.map(|channels| u32::try_from(2 * channels).unwrap_or(u32::MAX));
+        let most_blocks = most_blocks.into_iter().chain(granted).min();
         Self {
             facts: *facts,
             nodes,
-            most_blocks: most_blocks.into_iter().chain(granted).min(),
+            most_blocks,
             any: AtomicBool::new(!learned.is_empty()),
-            learned,
+            learned: match most_blocks {
+                None => learned,
+                Some(most) => learned.at_most(most),
+            },
             made: RwLock::default(),
             warned: AtomicU32::new(0),
         }
@@ -184,8 +188,7 @@ impl Choices {
         };
         let learned = || {
             let About { tokens, row_bytes, mapped, lie, .. } = about;
-            let best = self.learned.choice(operation, tokens, Rows { row_bytes, lie, mapped });
-            Asked::from(Best { shape: best.shape.map(|it| self.bounded(it)), ..best })
+            Asked::from(self.learned.choice(operation, tokens, Rows { row_bytes, lie, mapped }))
         };
         let chosen = set.and_then(|asked| possible(&asked));
         let chosen = chosen.or_else(|| possible(&selected()?)).unwrap_or_default();
@@ -196,12 +199,6 @@ impl Choices {
         let in_order = chosen.launch.in_order;
         let launch = if chosen.launch.is_own() { Launch { in_order, ..learned.launch } } else { chosen.launch };
         Chosen { launch, ..learned }
-    }
-
-    /// A shape of the tuning file, which was measured without this group's bound, with as many blocks as that allows.
-    fn bounded(&self, shape: Shape) -> Shape {
-        let most = self.most_blocks.unwrap_or(u32::MAX);
-        Choice::new(&shape, u32::MAX).map_or(shape, |it| it.at_most(most).into())
     }
 
     /// What `operation` takes from a choice; `None`, with a warning the first time, if it cannot be followed.

@@ -43,7 +43,8 @@ fn the_tuning_file_comes_behind_both() {
         .unwrap(),
     )
     .unwrap();
-    let choices = Choices { learned, any: AtomicBool::new(true), ..choices(8, LlCombineMode::Reduce, 1) };
+    let facts = choices(8, LlCombineMode::Reduce, 1).facts;
+    let choices = Choices::new(&facts, 1, Some(132), learned);
     let exact = |found: &Chosen| found.sums(2, LlCombineMode::Reduce) == LlCombineMode::Exact;
     let found = combine(&choices, 2);
     assert!(found.launch.blocks == 24 && exact(&found));

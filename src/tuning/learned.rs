@@ -79,6 +79,11 @@ impl Learned {
         Ok(Self { entries: choices.iter().enumerate().map(entry).collect::<Result<_, _>>()? })
     }
 
+    /// The launch shapes.
+    pub(super) fn shapes(&mut self) -> impl Iterator<Item = &mut Shape> {
+        self.entries.iter_mut().filter_map(|entry| entry.shape.as_mut())
+    }
+
     /// Whether it says nothing.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()

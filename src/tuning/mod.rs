@@ -136,6 +136,16 @@ impl Learned {
         let warn = |reason: &String| warn_of(path, reason);
         if multiprocessors.is_none() { found.inspect_err(warn) } else { found }.unwrap_or_default()
     }
+
+    /// The same with launch shapes of at most `blocks`; the file was measured without a group's bound.
+    pub fn at_most(mut self, blocks: u32) -> Self {
+        for shape in self.shapes() {
+            if let Ok(choice) = Choice::new(shape, u32::MAX) {
+                *shape = choice.at_most(blocks).into();
+            }
+        }
+        self
+    }
 }
 
 fn warn_of(path: &str, reason: &str) {

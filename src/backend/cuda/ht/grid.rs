@@ -251,8 +251,8 @@ impl Grid {
     /// they are.
     pub fn of_casts(self, ranks: usize) -> Self {
         let part = if ranks < 4 { CAST_SENDERS } else { CAST_SENDERS_OF_FOUR };
-        // Rounded to nearest.
         let blocks = self.cast_blocks;
+        // Rounded to nearest.
         let senders = (blocks * part + CAST_BLOCKS / 2) / CAST_BLOCKS;
         Self { blocks, send_blocks: senders.clamp(1, (blocks - 1).min(MOST_CAST_SENDERS)), ..self }
     }

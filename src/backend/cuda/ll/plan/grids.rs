@@ -133,7 +133,7 @@ impl LlPlan {
             return Grid::shared(blocks.max(1), most_threads);
         }
         if tokens >= self.of_ranks(MANY_TOKENS) {
-            let senders = if self.facts.ranks <= 2 { multiprocessors * 2 / 3 } else { multiprocessors * 3 / 4 };
+            let senders = multiprocessors * self.of_ranks([8, 9]) / 12;
             return Grid::split(senders, multiprocessors - senders, most_threads);
         }
         let blocks = at_most((4 * self.pairs_of_two(tokens)).max(LEAST_COMBINE_BLOCKS), multiprocessors);
@@ -185,24 +185,22 @@ impl LlPlan {
             DispatchGrid { grid, notify_blocks: 0, serve_blocks, cut: Cut::Small, launch }
         };
         let short_bytes = self.facts.row_bytes / 2;
+        let has_room = routing.tokens < self.max_tokens;
+        let pairs_of_combine = if has_room { PAIRS_OF_COMBINE_OF_SOME } else { PAIRS_OF_COMBINE };
         suits.then(|| FewGrids {
             rows,
             dispatch: dispatch(self.facts.row_bytes),
             short_dispatch: dispatch(short_bytes),
             short_bytes,
             // With more ranks further blocks make small even batches slower.
-            serving_by_rank: if self.facts.ranks <= 2 { multiprocessors } else { multiprocessors / 2 },
-            combine: (rows.plain && self.pairs(routing.tokens) <= self.most_pairs_of_combine(routing.tokens))
+            serving_by_rank: self.of_ranks([multiprocessors, multiprocessors / 2]),
+            combine: (rows.plain && self.pairs(routing.tokens) <= pairs_of_combine)
                 .then(|| self.few_combine(routing.tokens, multiprocessors)),
         })
     }
 
-    fn most_pairs_of_combine(&self, tokens: usize) -> usize {
-        if tokens < self.max_tokens { PAIRS_OF_COMBINE_OF_SOME } else { PAIRS_OF_COMBINE }
-    }
-
     /// The number for two ranks, or that for more.
-    fn of_ranks(&self, [two, more]: [usize; 2]) -> usize {
+    fn of_ranks<T>(&self, [two, more]: [T; 2]) -> T {
         if self.facts.ranks <= 2 { two } else { more }
     }
 
@@ -215,7 +213,7 @@ impl LlPlan {
     pub fn few_rows(&self, tokens: usize) -> FewRows {
         let suits = self.forwarders.nodes == 1 && self.facts.ranks <= FEW_RANKS;
         let bound = if tokens < self.max_tokens { self.of_ranks(PAIRS_OF_SOME) } else { usize::MAX };
-        let is_few = |most| suits && self.pairs(tokens) <= self.of_ranks(most).min(bound);
+        let is_few = |most: [usize; 2]| suits && self.pairs(tokens) <= self.of_ranks(most).min(bound);
         FewRows {
             by_rank: is_few([PAIRS_BY_RANK; 2]),
             scaled: is_few(PAIRS_SCALED),

@@ -120,14 +120,18 @@ ncclEpHandleConfig_t handle_config_of(const Case* test) {
 
 bool ranks_share_a_node(void) { return ep_num_nodes() == 1; }
 
+int make_file(char name[kPathBytes]) {
+    const char* folder = getenv("TMPDIR");
+    snprintf(name, kPathBytes, "%s/nccl_ep_second_XXXXXX", folder != NULL ? folder : P_tmpdir);
+    return mkstemp(name);
+}
+
 // Texts are told by NCCL_DEBUG alone, which the library reads before its first line.
 static int g_log = -1;
 
 __attribute__((constructor)) static void open_log(void) {
-    const char* folder = getenv("TMPDIR");
-    char name[4096];
-    snprintf(name, sizeof(name), "%s/nccl_ep_second_XXXXXX", folder != NULL ? folder : P_tmpdir);
-    const int made = mkstemp(name);
+    char name[kPathBytes];
+    const int made = make_file(name);
     g_log = open(name, O_RDONLY);
     const bool is_open = made >= 0 && close(made) == 0 && g_log >= 0;
     if (!is_open || setenv("NCCL_DEBUG", "WARN", 1) != 0 || setenv("NCCL_DEBUG_FILE", name, 1) != 0) {

@@ -1,6 +1,6 @@
 // Handles in memory of callers: what a handle keeps is one block of bytes, which works wherever it lies. Also in
 // exchanges.c, where high throughput goes on with a copy.
-#define _GNU_SOURCE  // usleep, mkstemp
+#define _GNU_SOURCE  // usleep, fdopen
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -118,8 +118,8 @@ EP_TEST(rows_in_memory_are_not_waited_for_without_end) {
 }
 
 // A file of choices that no operation can follow here, as its warning tells that it was asked.
-static void write_choices(const EpEnv* env, const char* path) {
-    FILE* file = fopen(path, "w");
+static void write_choices(const EpEnv* env, char path[kPathBytes]) {
+    FILE* file = fdopen(make_file(path), "w");
     EP_REQUIRE(file != NULL);
     fprintf(file,
             "{\"format\": \"nccl_ep tuning\", \"version\": 1, \"gpu\": \"CPU\", \"ranks\": %d, \"entries\": [], "
@@ -132,10 +132,7 @@ static void write_choices(const EpEnv* env, const char* path) {
 // Also for the first operation on memory whose routing another handle has made.
 EP_TEST(choices_are_made_for_memory_of_others) {
     if (!ep_on_host_backend() || !ranks_share_a_node()) return;
-    char path[] = "/tmp/nccl_ep_choices_XXXXXX";
-    const int descriptor = mkstemp(path);
-    EP_REQUIRE(descriptor >= 0);
-    close(descriptor);
+    char path[kPathBytes];
     write_choices(env, path);
     EP_WITH_VARIABLE("NCCL_EP_TUNING_FILE", path);
     Run run;

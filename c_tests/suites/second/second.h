@@ -69,5 +69,10 @@ bool ranks_share_a_node(void);
 #define CHECK_REFUSED(call, expected, words) \
     (EP_REACHED, check_refused(EP_HERE(#call), (call), (expected), (words)))
 void check_refused(EpSite site, ncclResult_t actual, ncclResult_t expected, const char* words);
-// Where nobody reads them.
+// Skips lines that no check reads.
 void forget_lines(void);
+
+enum { kPathBytes = 4096 };
+
+// Creates a file in TMPDIR and writes its path to `name`; returns its descriptor, negative on failure.
+int make_file(char name[kPathBytes]);

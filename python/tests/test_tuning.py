@@ -233,7 +233,7 @@ def test_a_group_is_tuned_again(world, device, group, monkeypatch, algorithm, op
     rank, size = world
     monkeypatch.setattr(in_place, "candidates", lambda *_: FEW)
     ep = group(num_experts=2 * size, hidden=128, dtype=torch.bfloat16, algorithm=algorithm,
-               max_tokens_per_rank=4)
+               max_tokens_per_rank=3)
     if "memory" in options:
         ep.heap(1 << 20)
     mine = Choice(blocks=1)

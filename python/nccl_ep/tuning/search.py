@@ -135,11 +135,11 @@ def search(group: EpGroup[Any], work: tuple[list[int], int, Rows], pairs: list[P
 
 
 def _times(group: EpGroup[Any], work: tuple[list[int], int, Rows], repetitions: int) -> list[tuple[float, float]]:
-    """This rank's times of dispatch and combine for each number of tokens."""
+    """This rank's times of dispatch and combine for each number of tokens, the last bounded by the group's."""
     sizes, top_k, rows = work
     found = []
     for tokens in sizes:
-        load = Workload(group, tokens, top_k, rows)
+        load = Workload(group, min(tokens, group.max_tokens_per_rank or tokens), top_k, rows)
         found.append(load.times(repetitions))
         load.close()
     return found

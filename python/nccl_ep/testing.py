@@ -73,6 +73,8 @@ def run(ranks: int, fn: Callable[..., Any], *args: Any, timeout: float = 120.0,
         results = _results(started, deadline)
         _wait_for_ends(started, deadline)
     except TimeoutError as error:
+        if isinstance(error.__cause__, InRank):  # what `fn` has raised
+            raise
         raise TimeoutError(f"{error} of {ranks} after {timeout:g} s") from None
     finally:
         for each in started:

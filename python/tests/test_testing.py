@@ -46,6 +46,10 @@ def peculiar(rank: int, ranks: int) -> None:
     raise Peculiar(rank, ranks)
 
 
+def late(rank: int, ranks: int) -> None:
+    raise TimeoutError("no store")
+
+
 def skip(rank: int, ranks: int) -> None:
     pytest.skip("not here")
 
@@ -92,6 +96,7 @@ def test_ranks_within_another_job(monkeypatch):
 @pytest.mark.parametrize("ranks, function, kind, text", [
     (2, refuse_on_the_last, InvalidUsageError, "here: why .NCCL error 5, invalid usage"),
     (1, peculiar, RuntimeError, "Peculiar: 0 and 1"),
+    (1, late, TimeoutError, "^no store$"),
     # pickle does not find pytest's outcomes by their names.
     (1, skip, RuntimeError, "Skipped: not here")])
 def test_an_exception_in_a_rank(ranks, function, kind, text):

@@ -130,7 +130,8 @@ def show(files: list[str], picture: str | None) -> int:
             raise SystemExit(f"bench: {file}: {error}") from None
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise SystemExit(f"bench: {file}: not a file of `python -m nccl_ep bench --json`")
-        found[pathlib.Path(file).stem] = content
+        name = pathlib.Path(file).stem
+        found[file if name in found else name] = content
     try:
         if picture:
             draw(found, picture)

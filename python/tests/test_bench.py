@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 
 import pytest
@@ -50,6 +51,14 @@ def test_the_slowest_rank_counts(files):
 def test_files_side_by_side(files, capsys):
     assert bench.show(files, None) == 0
     assert capsys.readouterr().out == _TABLE + "\n"
+
+
+def test_files_of_one_name(files, tmp_path, capsys):
+    """Of two machines, say."""
+    other = tmp_path / "other"
+    other.mkdir()
+    bench.show([files[1], shutil.copy(files[1], other)], None)
+    assert f"| b dispatch | b combine | {other / 'b.json'} dispatch |" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"format": "nccl_ep tuning"}'])

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from nccl_ep.arguments import integer, require_tensor
+from nccl_ep.arguments import integer, require_dtype, require_tensor
 from nccl_ep.views import bytes_at
 
 if TYPE_CHECKING:
@@ -158,6 +158,7 @@ class PeerMemory:
         heap, runtime = self._heap, self._group.runtime
         if heap is None or not self._group.is_open:
             raise RuntimeError("empty: the group has no heap; call group.heap(size) on all ranks first")
+        require_dtype("dtype", dtype, (dtype,))
         shape = torch.Size([shape] if isinstance(shape, int) else shape)
         if min(shape, default=0) < 0:
             raise ValueError(f"shape: must have no negative extents, not {list(shape)}")

@@ -141,6 +141,8 @@ def test_refusals(group, world):
     with pytest.raises(RuntimeError, match="has one already"):
         ep.heap(4096)
     assert ep.empty(8).dtype == torch.bfloat16
+    with pytest.raises(TypeError, match="dtype: must be a torch.dtype, not int 4"):
+        ep.empty(4, 4)
     with pytest.raises(InvalidArgumentError, match="tensor: must be what ncclEpMemRegister took"):
         ep.deregister(ep.empty(8))
     with pytest.raises(TypeError, match="tensor: must be a tensor"):

@@ -58,16 +58,17 @@ class Runtime:
         Python handles Ctrl-C between two steps of the main thread, so not while that is in C: the function runs in
         another thread. Ctrl-C ends the wait for it; the call itself goes on, and keeps its arguments.
         """
-        if threading.current_thread() is not threading.main_thread():
-            with self.current():
-                return function(*arguments)
         outcome: Future[_Result] = Future()
         thread = threading.Thread(target=self._run, args=(outcome, function, arguments), name="nccl_ep", daemon=True)
-        thread.start()
         try:
-            # A signal just before a wait does not end that: so each is short.
-            while thread.is_alive():
-                thread.join(_LONGEST_WAIT)
+            if threading.current_thread() is threading.main_thread():
+                with contextlib.suppress(RuntimeError):  # of Python's end, as in atexit: from 3.12 on none starts there
+                    thread.start()
+                # A signal just before a wait does not end that: so each is short.
+                while thread.is_alive():
+                    thread.join(_LONGEST_WAIT)
+            if not outcome.done():
+                self._run(outcome, function, arguments)
             return outcome.result()
         finally:
             del outcome  # whose error has this frame

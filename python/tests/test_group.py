@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import pathlib
+import threading
 import warnings
 
 import pytest
@@ -238,6 +239,16 @@ def test_closing(group, world, device):
     handle.close()
     with pytest.raises(RuntimeError, match="handle is closed"):
         handle.complete()
+
+
+def test_closing_where_python_starts_no_threads(group, world, monkeypatch):
+    """As in functions of atexit, from Python 3.12 on."""
+    def refuse(_):
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    ep = group(num_experts=world[1], hidden=8, max_tokens_per_rank=2)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    ep.close()
 
 
 @pytest.mark.high_throughput

@@ -25,18 +25,18 @@ def require_tensor(name: str, value: object) -> None:
         hint = "; pass result.tokens"
     elif isinstance(value, (list, tuple)) or hasattr(value, "__array__"):
         hint = f"; torch.as_tensor({name}) makes one"
-    raise TypeError(f"{name}: must be a tensor, not {_kind(value)}{hint}")
+    raise TypeError(f"{name}: must be a tensor, not {kind(value)}{hint}")
 
 
 def _require_memory(name: str, value: torch.Tensor) -> None:
     """Raises TypeError for a tensor whose class keeps its elements elsewhere, or has none."""
-    kind = type(value)
-    if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+    of = type(value)
+    if of.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         why = (f"pass {name}.to_local(), this rank's part" if hasattr(value, "to_local") else
                "it has no memory; call inside its FakeTensorMode, where operators know its shape"
-               if kind.__name__ == "FakeTensor" else
+               if of.__name__ == "FakeTensor" else
                "pass a plain tensor, whose memory the library can read")
-        raise TypeError(f"{name}: must be a plain tensor, not {kind.__name__}; {why}")
+        raise TypeError(f"{name}: must be a plain tensor, not {of.__name__}; {why}")
     if value.is_nested or value.layout != torch.strided:
         raise TypeError(f"{name}: must be a dense tensor, not "
                         f"{'a nested one' if value.is_nested else f'one of {value.layout}'}")
@@ -54,7 +54,7 @@ def require_dtype(name: str, value: object, allowed: Collection[torch.dtype]) ->
     if not isinstance(value, torch.dtype):
         known = getattr(torch, value.removeprefix("torch."), None) if isinstance(value, str) else None
         hint = f"; write {known}" if isinstance(known, torch.dtype) else ""
-        raise TypeError(f"{name}: must be a torch.dtype, not {_kind(value)}{hint}")
+        raise TypeError(f"{name}: must be a torch.dtype, not {kind(value)}{hint}")
     if value not in allowed:
         raise ValueError(f"{name}: must be one of {', '.join(map(str, allowed))}, not {value}")
 
@@ -64,7 +64,7 @@ def integer(name: str, value: object, least: int = 0, most: int = LARGEST) -> in
     try:
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
-        raise TypeError(f"{name}: must be an integer, not {_kind(value)}") from None
+        raise TypeError(f"{name}: must be an integer, not {kind(value)}") from None
     if not least <= number <= most:
         raise ValueError(f"{name}: must be {least} to {most}, not {number}")
     return number
@@ -91,7 +91,7 @@ def require_group(name: str, value: Any) -> None:
         return
     hint = "; pass nccl_ep.ncclComm_t(address)" if isinstance(value, int) else ""
     raise TypeError(f"{name}: must be a torch.distributed group, None for all processes, or an "
-                    f"ncclComm_t, not {_kind(value)}{hint}")
+                    f"ncclComm_t, not {kind(value)}{hint}")
 
 
 def cannot_be_copied(value: object, instead: str) -> NoReturn:
@@ -100,7 +100,7 @@ def cannot_be_copied(value: object, instead: str) -> NoReturn:
                     f"copied or pickled; {instead}")
 
 
-def _kind(value: object) -> str:
+def kind(value: object) -> str:
     """The type of `value`, with the value itself where it is short."""
-    kind = type(value).__name__
-    return f"{kind} {value!r}" if isinstance(value, (str, int, float)) else kind
+    name = type(value).__name__
+    return f"{name} {value!r}" if isinstance(value, (str, int, float)) else name

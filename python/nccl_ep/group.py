@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, cast, overloa
 
 import torch
 
-from nccl_ep.arguments import cannot_be_copied, integer, require_dtype, require_group, row_bytes
+from nccl_ep.arguments import cannot_be_copied, integer, kind, require_dtype, require_group, row_bytes
 from nccl_ep.choices import Choice, OperationName, Selector, Variant, in_c, number_of, variants
 from nccl_ep.errors import NcclEpError, RemoteError, failure
 from nccl_ep.heap import MappedMemory, PeerMemory
@@ -243,6 +243,8 @@ class EpGroup(Generic[Mode]):
         ranks; all else is a matter of each. A graph keeps the choice of its capture.
         """
         number = number_of(operation)
+        if not isinstance(choice, Choice | None):
+            raise TypeError(f"choice: must be a Choice, not {kind(choice)}")
         self.call(self.library.ncclEpSetChoice, self.handle, number,
                   None if choice is None else choice.in_c())
         self.choices[operation] = choice

@@ -43,6 +43,8 @@ def test_results_do_not_depend_on_launches(group, world, device):
             staged = handle.combine(found.tokens, problem.weights, choice=choice, send_only=True)
             handle.complete()
             assert torch.equal(staged, home)
+        with pytest.raises(TypeError, match="choice: must be a Choice, not str 'll.exact'"):
+            handle.combine(own.tokens, problem.weights, choice="ll.exact")
         assert not any(ep.choices.values())
 
 

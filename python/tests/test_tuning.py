@@ -252,6 +252,9 @@ def test_a_group_is_tuned_again(world, device, group, monkeypatch, algorithm, op
     ids[:, 1] = 1
     tokens = torch.ones((3, 128), dtype=torch.bfloat16, device=device)
     ep.create_handle(ids).dispatch(tokens)
+    for wrong in ({"top_k": 2 * size + 1}, {"num_sms": -1}, {"repetitions": 0}):
+        with pytest.raises(ValueError, match=f"{next(iter(wrong))}: must be "):
+            ep.retune(**{"top_k": 2, **wrong})
     assert len(asked) == 1
     assert ep.selector(asked[0]) is None or ep.selector(asked[0]).blocks in (4, 8)
     ep.retune(2, repetitions=2, **options)

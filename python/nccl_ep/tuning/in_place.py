@@ -56,6 +56,8 @@ def retune(group: EpGroup[Any], top_k: int, max_tokens: int = 0, *, cast: CastNa
     Returns what a tuning file has, for `write`. Collective; nothing else uses the group meanwhile.
     """
     most = integer("max_tokens", max_tokens) or group.max_tokens_per_rank
+    top_k = integer("top_k", top_k, 1, group.num_experts)
+    num_sms, repetitions = integer("num_sms", num_sms), integer("repetitions", repetitions, 1)
     if most == 0:
         raise ValueError("max_tokens: must be positive, as the group has no bound")
     rows = Rows(cast, layout, memory)

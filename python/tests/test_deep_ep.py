@@ -99,6 +99,7 @@ def test_layout_over_nodes():
     ranks, nodes, _, goes = layout(torch.tensor([[0, 31], [7, 5], [-1, 17]]), 32, 16)
     assert nodes.tolist() == [2, 2] and goes.sum().item() == 5
     assert ranks[[0, 15, 3, 2, 8]].tolist() == [1] * 5
+    assert layout(torch.empty((0, 2), dtype=torch.int64), 32, 16)[1].tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("scaled", [False, True])

@@ -47,7 +47,7 @@ def layout(topk_idx: torch.Tensor, num_experts: int, num_ranks: int) -> tuple[An
     nodes = None
     if num_ranks > _NODE:
         whole = torch.nn.functional.pad(goes, (0, -num_ranks % _NODE))
-        nodes = whole.view(ids.shape[0], -1, _NODE).any(dim=2).sum(dim=0, dtype=torch.int32)
+        nodes = whole.unflatten(1, (-1, _NODE)).any(dim=2).sum(dim=0, dtype=torch.int32)
     return goes.sum(dim=0, dtype=torch.int32), nodes, per_expert[:num_experts], goes
 
 

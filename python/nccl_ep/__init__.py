@@ -22,7 +22,7 @@ _CHOICES = ("Choice", "Query", "Variant")
 _WITH_TORCH = {"EpGroup": "nccl_ep.group", "EpHandle": "nccl_ep.handle",
                **dict.fromkeys(_RESULTS, "nccl_ep.results"),
                **dict.fromkeys(_CHOICES, "nccl_ep.choices"),
-               "MoeShape": "nccl_ep.tuning", "capabilities": "nccl_ep.capability",
+               "MoeShape": "nccl_ep.tuning", "capabilities": "nccl_ep.runtime",
                "tune": "nccl_ep.tuning"}
 _MODULES = ("autograd", "deep_ep", "layers", "memory", "testing")
 
@@ -57,7 +57,6 @@ except ImportError as error:  # such as a Python without ctypes
 if TYPE_CHECKING:
     from nccl_ep import (autograd as autograd, deep_ep as deep_ep, layers as layers,
                          memory as memory, testing as testing)
-    from nccl_ep.capability import capabilities as capabilities
     from nccl_ep.choices import Choice as Choice, Query as Query, Variant as Variant
     from nccl_ep.group import EpGroup as EpGroup
     from nccl_ep.handle import EpHandle as EpHandle
@@ -68,6 +67,7 @@ if TYPE_CHECKING:
                                  ScaledResult as ScaledResult,
                                  WeightedResult as WeightedResult,
                                  WeightedScaledResult as WeightedScaledResult)
+    from nccl_ep.runtime import capabilities as capabilities
     from nccl_ep.tuning import MoeShape as MoeShape, tune as tune
 
 

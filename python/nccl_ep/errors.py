@@ -2,6 +2,23 @@
 
 from __future__ import annotations
 
+# What C calls an argument, and what it is here; the first that fits counts.
+_NAMES = (
+    ("config.token_size_bytes", "hidden, in bytes"),
+    ("config.", ""),
+    ("inputs[TOKENS]", "tokens"),
+    ("outputs[TOKENS]", "out"),
+    ("inputs[SCALES]", "scales"),
+    ("outputs[SCALES]", "out_scales"),
+    ("inputs[TOPK_IDX]", "topk_idx"),
+    ("inputs[TOPK_WEIGHTS]", "topk_weights"),
+    ("local_tensors[TOPK_WEIGHTS]", "topk_weights"),
+    ("local_tensors[RECV_EXPERT_COUNTER_DEVICE]", "counts"),
+    ("ptr: ", "tensor: "),
+    (".sizes[", ".shape["),
+    (".datatype", ".dtype"),
+)
+
 
 class NcclEpError(RuntimeError):
     """A result other than ncclSuccess.
@@ -55,3 +72,11 @@ _KINDS: dict[int, type[NcclEpError]] = {
 def failure(code: int, name: str, detail: str = "") -> NcclEpError:
     """The exception for a result."""
     return _KINDS.get(code, NcclEpError)(code, name, detail)
+
+
+def in_python(error: NcclEpError, also: str = "") -> NcclEpError:
+    """`error` with the names of `EpGroup` and `EpHandle` for their arguments, and `also` at the end of its text."""
+    detail = error.detail
+    for name, here in _NAMES:
+        detail = detail.replace(name, here)
+    return failure(error.code, error.name, detail + also)

@@ -16,7 +16,7 @@ import torch
 
 from nccl_ep.arguments import cannot_be_copied, integer, kind, require_dtype, require_group, row_bytes
 from nccl_ep.choices import Choice, OperationName, Selector, Variant, in_c, number_of, variants
-from nccl_ep.errors import NcclEpError, RemoteError, failure
+from nccl_ep.errors import NcclEpError, RemoteError, failure, in_python
 from nccl_ep.heap import MappedMemory, PeerMemory
 from nccl_ep.modes import Algorithm, Mode
 from nccl_ep.nccl_wrapper import NCCLLibrary
@@ -27,7 +27,6 @@ from nccl_ep.runtime import Runtime
 from nccl_ep.tensors import checked_output
 from nccl_ep.types import NCCL_EP_AUTO, ncclComm_t, ncclEpAlgorithm_t, ncclEpGroupConfig_t
 from nccl_ep.views import Views
-from nccl_ep.words import in_python
 
 if TYPE_CHECKING:
     from nccl_ep.handle import EpHandle

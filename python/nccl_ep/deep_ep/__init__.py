@@ -11,8 +11,7 @@ require_torch("nccl_ep.deep_ep")
 
 import torch
 
-from nccl_ep.deep_ep.buffer import Buffer
-from nccl_ep.deep_ep.config import Config
+from nccl_ep.deep_ep.buffer import Buffer, Config
 from nccl_ep.deep_ep.elastic import ElasticBuffer, EPHandle
 from nccl_ep.deep_ep.events import EventHandle, EventOverlap
 

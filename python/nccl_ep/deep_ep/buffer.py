@@ -8,7 +8,6 @@ import torch
 
 from nccl_ep.arguments import integer
 from nccl_ep.deep_ep import high_throughput, low_latency
-from nccl_ep.deep_ep.config import Config, low_latency_bytes
 from nccl_ep.deep_ep.events import EventHandle, EventOverlap
 from nccl_ep.deep_ep.low_latency import Hook, Timing
 from nccl_ep.deep_ep.pool import Slot
@@ -16,6 +15,29 @@ from nccl_ep.deep_ep.shared import Sharing
 from nccl_ep.tensors import checked_integers
 
 _Pair = tuple[torch.Tensor, torch.Tensor]
+_RINGS = 32 << 20  # bytes of a high-throughput group that its ranks share
+_SLOT = 320  # bytes beside a row of low latency, at most
+
+
+class Config:
+    """Accepted wherever DeepEP takes one; this library chooses chunks by itself.
+
+    Nothing of it is used; `Buffer.set_num_sms` bounds the SMs of high throughput.
+    """
+
+    def __init__(self, num_sms: int = 20, num_max_nvl_chunked_send_tokens: int = 6,
+                 num_max_nvl_chunked_recv_tokens: int = 256,
+                 num_max_rdma_chunked_send_tokens: int = 6,
+                 num_max_rdma_chunked_recv_tokens: int = 256) -> None:
+        integer("num_sms", num_sms, least=1)
+
+    def get_nvl_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
+        """Bytes that a group of this library shares on its node; it needs no `num_nvl_bytes`."""
+        return _RINGS
+
+    def get_rdma_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
+        """0: this library sizes what it needs on the network."""
+        return 0
 
 
 class Buffer(Sharing):
@@ -62,8 +84,8 @@ class Buffer(Sharing):
     @staticmethod
     def get_low_latency_rdma_size_hint(num_max_dispatch_tokens_per_rank: int, hidden: int,
                                        num_ranks: int, num_experts: int) -> int:
-        """Bytes that a low-latency group shares; it needs no `num_rdma_bytes`."""
-        return low_latency_bytes(num_max_dispatch_tokens_per_rank, hidden, num_ranks)
+        """Bytes of the window of a low-latency group for rows of bfloat16; it needs no `num_rdma_bytes`."""
+        return 4 * num_ranks * num_max_dispatch_tokens_per_rank * (2 * hidden + _SLOT)
 
     @staticmethod
     def is_sm90_compiled() -> bool:

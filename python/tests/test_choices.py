@@ -8,17 +8,8 @@ import pytest
 import torch
 
 from nccl_ep import Choice, Query
-from problems import Problem
 
-MOST = 20
-
-
-def opened(group, world, device, algorithm="ll", **settings):
-    rank, size = world
-    problem = Problem(rank, size, device=device, dtype=torch.bfloat16, hidden=64, **settings)
-    ep = group(num_experts=problem.num_experts, hidden=problem.hidden, dtype=problem.dtype,
-               algorithm=algorithm, max_tokens_per_rank=MOST)
-    return problem, ep
+ROWS = {"hidden": 64, "dtype": torch.bfloat16}
 
 
 def test_a_choice_has_known_names():
@@ -31,9 +22,9 @@ def test_a_choice_has_known_names():
         Choice(threads=1.5)
 
 
-def test_results_do_not_depend_on_launches(group, world, device):
-    problem, ep = opened(group, world, device)
-    with ep.create_handle(problem.topk_idx) as handle:
+def test_results_do_not_depend_on_launches(opened):
+    problem, ep, handle = opened("ll", **ROWS)
+    with handle:
         own = handle.dispatch(problem.tokens)
         home = handle.combine(own.tokens, problem.weights)
         for choice in (Choice(blocks=2), Choice(send_blocks=1, threads=64), Choice(None, 2, 2, 1024, in_order=True),
@@ -48,12 +39,12 @@ def test_results_do_not_depend_on_launches(group, world, device):
         assert not any(ep.choices.values())
 
 
-def test_a_choice_is_for_its_call_alone(group, world, device):
-    problem, ep = opened(group, world, device)
+def test_a_choice_is_for_its_call_alone(opened, world, device):
+    problem, ep, handle = opened("ll", **ROWS)
     asked: list[Query] = []
     ep.set_selector(lambda query: asked.append(query))
     ep.set_choice("ll_combine", Choice(blocks=2))
-    with ep.create_handle(problem.topk_idx) as handle:
+    with handle:
         tokens = handle.dispatch(problem.tokens, choice=Choice(blocks=1)).tokens
         handle.combine(tokens, problem.weights, choice=Choice(blocks=1))
         handle.combine(tokens, problem.weights)
@@ -71,23 +62,23 @@ def test_a_choice_is_for_its_call_alone(group, world, device):
         assert (query.sms > 0) == (device.type == "cuda")
 
 
-def test_what_a_selector_raises_is_printed(group, world, device, monkeypatch):
-    problem, ep = opened(group, world, device)
+def test_what_a_selector_raises_is_printed(opened, monkeypatch):
+    problem, ep, handle = opened("ll", **ROWS)
     printed = []
     monkeypatch.setattr(sys, "unraisablehook", lambda found: printed.append(found.exc_type))
 
     def fails(query):
         raise LookupError(query.operation)
 
-    with ep.create_handle(problem.topk_idx) as handle:
+    with handle:
         own = handle.dispatch(problem.tokens)
         ep.set_selector(fails)
         assert torch.equal(handle.dispatch(problem.tokens).counts, own.counts)
     assert printed == [LookupError]
 
 
-def test_variants(group, world, device):
-    problem, ep = opened(group, world, device)
+def test_variants(opened):
+    _, ep, _ = opened("ll", **ROWS)
     assert ep.variants("ll_dispatch") == []
     reduce, exact = ep.variants("ll_combine")
     assert (reduce.name, exact.name) == ("ll.reduce", "ll.exact")
@@ -104,14 +95,14 @@ def test_variants(group, world, device):
         ep.set_choice("dispatch", None)
 
 
-def test_views_with_a_choice(group, world, device):
-    problem, ep = opened(group, world, device)
-    with ep.create_handle(problem.topk_idx) as handle:
+def test_views_with_a_choice(opened, device):
+    problem, ep, handle = opened("ll", **ROWS)
+    with handle:
         for choice in (None, Choice(blocks=1), Choice(blocks=2, threads=64)):
             received = handle.dispatch(problem.tokens, problem.weights, layout="rank", view=True,
                                        choice=choice)
-            rows = torch.where(torch.arange(MOST, device=device)[:, None] < received.counts[:, None, None],
-                               received.tokens, 0)
+            used = torch.arange(ep.max_tokens_per_rank, device=device)[:, None] < received.counts[:, None, None]
+            rows = torch.where(used, received.tokens, 0)
             home = handle.combine(rows, choice=choice)
             ranks = (problem.topk_idx // ep.num_local_experts).tolist()
             times = torch.tensor([len(set(each)) for each in ranks], device=device)
@@ -119,9 +110,9 @@ def test_views_with_a_choice(group, world, device):
 
 
 @pytest.mark.high_throughput
-def test_choices_of_high_throughput(group, world, device):
-    problem, ep = opened(group, world, device, algorithm="ht")
-    with ep.create_handle(problem.topk_idx) as handle:
+def test_choices_of_high_throughput(opened, world):
+    problem, ep, handle = opened("ht", bound=9 + 2 * world[1], **ROWS)
+    with handle:
         own = handle.dispatch(problem.tokens, problem.weights)
         home = handle.combine(own.tokens)
         for choice in (Choice("ht.ring", blocks=2, send_blocks=1), Choice("ht.direct"), Choice("ht.pull")):
@@ -139,14 +130,14 @@ def test_exact_sums(group, world, device, nodes):
     """By k, where other sums are by rank."""
     rank, size = world
     ep = group(num_experts=2 * size, hidden=64, dtype=torch.float32, algorithm="ll",
-               max_tokens_per_rank=MOST)
+               max_tokens_per_rank=20)
     reduce, exact = ep.variants("ll_combine")
     if size < 2 or exact.default or len(set(nodes)) > 1:
         return
-    ids = torch.tensor([[2, 0]] * MOST, device=device)  # of ranks 1 and 0
+    ids = torch.tensor([[2, 0]] * 20, device=device)  # of ranks 1 and 0
     random = torch.Generator().manual_seed(3)
-    weights = torch.rand((MOST, 2), generator=random).to(device)
-    tokens = torch.randn((MOST, 64), generator=random).to(device)
+    weights = torch.rand((20, 2), generator=random).to(device)
+    tokens = torch.randn((20, 64), generator=random).to(device)
     with ep.create_handle(ids) as handle:
         rows = handle.dispatch(tokens).tokens
         reduced = handle.combine(rows, weights)
@@ -157,12 +148,12 @@ def test_exact_sums(group, world, device, nodes):
     assert torch.equal(by_k, (weights[:, 1:].double() * tokens + first).float())
 
 
-def test_a_selector_knows_memory_that_peers_map(group, world, device):
-    problem, ep = opened(group, world, device)
+def test_a_selector_knows_memory_that_peers_map(opened):
+    problem, ep, handle = opened("ll", **ROWS)
     symmetric = []
     ep.heap(1 << 20)
     ep.set_selector(lambda query: symmetric.append(query.symmetric))
-    with ep.create_handle(problem.topk_idx) as handle:
+    with handle:
         plain = handle.dispatch(problem.tokens).tokens
         mapped = handle.dispatch(problem.tokens, out=ep.empty(plain.shape)).tokens
         handle.combine(mapped, problem.weights)

@@ -9,15 +9,7 @@ from torch.utils._python_dispatch import BaseTorchDispatchMode
 from nccl_ep import RankMajorResult
 from problems import Problem
 
-MOST = 20
-
-
-def opened(group, world, device, **settings):
-    rank, size = world
-    problem = Problem(rank, size, device=device, dtype=torch.bfloat16, hidden=128, **settings)
-    ep = group(num_experts=problem.num_experts, hidden=problem.hidden, dtype=problem.dtype,
-               max_tokens_per_rank=MOST)
-    return problem, ep
+ROWS = {"hidden": 128, "dtype": torch.bfloat16}
 
 
 def weighed(problem: Problem, ep, received: RankMajorResult) -> torch.Tensor:
@@ -29,22 +21,23 @@ def weighed(problem: Problem, ep, received: RankMajorResult) -> torch.Tensor:
         factor = torch.where(received.topk_idx == expert, received.topk_weights, 0.0).sum(2, keepdim=True)
         result = problem.expert(matrix, rows)
         sums += torch.where(factor != 0, factor * result, 0.0)
-    used = torch.arange(MOST, device=rows.device) < received.counts[:, None]
+    used = torch.arange(rows.shape[1], device=rows.device) < received.counts[:, None]
     return torch.where(used[..., None], sums, torch.nan).to(problem.dtype)
 
 
 @pytest.mark.parametrize("settings", [{}, {"masked": True}, {"repeated": True}])
 @pytest.mark.parametrize("staged", [False, True])
-def test_against_dense_torch(group, world, device, settings, staged):
-    problem, ep = opened(group, world, device, **settings)
-    with ep.create_handle(problem.topk_idx) as handle:
+def test_against_dense_torch(opened, world, device, settings, staged):
+    # With room by expert for ids that are repeated.
+    problem, ep, handle = opened("ll", bound=18 + 2 * world[1], **ROWS, **settings)
+    with handle:
         for _ in range(2):
             received = handle.dispatch(problem.tokens, problem.weights, layout="rank", send_only=staged)
             if staged:
                 handle.complete()
             assert type(received) is RankMajorResult and received.scales is None
-            assert received.tokens.shape == (world[1], MOST, problem.hidden)
-            unused = torch.arange(MOST, device=device) >= received.counts[:, None]
+            assert received.tokens.shape == (world[1], ep.max_tokens_per_rank, problem.hidden)
+            unused = torch.arange(ep.max_tokens_per_rank, device=device) >= received.counts[:, None]
             assert (received.topk_idx[unused] == -1).all()
             home = handle.combine(weighed(problem, ep, received), send_only=staged)
             if staged:
@@ -54,11 +47,11 @@ def test_against_dense_torch(group, world, device, settings, staged):
         assert handle.dispatch(problem.tokens).tokens.shape[0] == ep.num_local_experts
 
 
-def test_rows_and_weights_are_those_of_the_sources(group, world, device):
-    problem, ep = opened(group, world, device)
-    with ep.create_handle(problem.topk_idx) as handle:
+def test_rows_and_weights_are_those_of_the_sources(opened, world):
+    problem, ep, handle = opened("ll", **ROWS)
+    with handle:
         received = handle.dispatch(problem.tokens, problem.weights, layout="rank", cast="fp8")
-    assert received.scales is not None and received.scales.shape[:2] == (world[1], MOST)
+    assert received.scales is not None and received.scales.shape[:2] == (world[1], ep.max_tokens_per_rank)
     first = world[0] * ep.num_local_experts
     for source in range(world[1]):
         _, ids, weights, _ = problem.part(source)
@@ -71,9 +64,9 @@ def test_rows_and_weights_are_those_of_the_sources(group, world, device):
         assert torch.equal(received.topk_weights[source, :count], weights[here])
 
 
-def test_what_is_refused(group, world, device):
-    problem, ep = opened(group, world, device)
-    with ep.create_handle(problem.topk_idx) as handle:
+def test_what_is_refused(opened):
+    problem, ep, handle = opened("ll", **ROWS)
+    with handle:
         with pytest.raises(ValueError, match="topk_weights: needed with layout"):
             handle.dispatch(problem.tokens, layout="rank")
         with pytest.raises(ValueError, match="layout: must be"):
@@ -97,11 +90,11 @@ def test_high_throughput_has_one_layout(group, world, device):
 
 
 @pytest.mark.parametrize("staged", [False, True])
-def test_views(group, world, device, staged):
+def test_views(opened, world, device, staged):
     """Rows that stay in the library's memory: two batches at a time, on the same two places in turn."""
-    problem, ep = opened(group, world, device)
+    problem, ep, first = opened("ll", **ROWS)
     addresses = []
-    with ep.create_handle(problem.topk_idx) as first, ep.create_handle(problem.topk_idx) as second:
+    with first, ep.create_handle(problem.topk_idx) as second:
         for _ in range(3):
             views = []
             for handle in (first, second):
@@ -110,7 +103,7 @@ def test_views(group, world, device, staged):
                 if staged:
                     handle.complete()
                 assert received.tokens.dtype == problem.dtype and received.tokens.device == device
-                assert received.tokens.shape == (world[1], MOST, problem.hidden)
+                assert received.tokens.shape == (world[1], ep.max_tokens_per_rank, problem.hidden)
                 views.append(received)
             addresses.append([received.tokens.data_ptr() for received in views])
             for handle, received in zip((first, second), views):

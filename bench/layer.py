@@ -9,8 +9,6 @@ Each step runs alone, after a barrier; the median of the slowest rank counts. "h
 that the host spends in a step, waits included.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json

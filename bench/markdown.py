@@ -1,7 +1,5 @@
 """Tables in Markdown, and how numbers look in them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 

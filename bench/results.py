@@ -1,7 +1,5 @@
 """What table.py and plot.py read: the rows of results.csv, and the physical floor."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import math

@@ -6,8 +6,6 @@ be shown becomes none: times of the CPU stand-ins, which mean nothing, and entri
 wrong data. Standard library only, so that the sweep runs wherever it is copied with this file.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import json

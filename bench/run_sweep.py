@@ -6,8 +6,6 @@ the programs, no compiler: --prebuilt takes them from a directory made elsewhere
 DIR/lib). The file is written after each run, so a run that fails or hangs costs only itself.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import datetime

@@ -6,8 +6,6 @@ Needs the programs (`make programs`). Times of the stand-ins never become rows, 
 that claims to be measured on GPUs.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json

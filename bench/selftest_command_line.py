@@ -1,7 +1,5 @@
 """Tests of the programs' command lines, and of ep_bench's casts outside the library."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 import re

@@ -1,7 +1,5 @@
 """Tests of the guide: its memory formulas, and its page about ep_bench."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

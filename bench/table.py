@@ -5,8 +5,6 @@ A table stands between the lines `<!-- table: NAME -->` and `<!-- end -->`, wher
 --check changes nothing and fails if one is out of date.
 """
 
-from __future__ import annotations
-
 import argparse
 import pathlib
 import re

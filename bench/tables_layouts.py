@@ -1,7 +1,5 @@
 """Tables of rows without copies: high throughput in memory that peers map, rank-major low latency and its views."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from markdown import number, numbers, table

@@ -1,7 +1,5 @@
 """Tables of host times, of rows with scales and of several nodes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from markdown import number, numbers, table

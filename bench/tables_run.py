@@ -1,7 +1,5 @@
 """Tables of the one run in which all libraries were measured together, in graphs."""
 
-from __future__ import annotations
-
 import datetime
 from collections.abc import Sequence
 

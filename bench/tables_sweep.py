@@ -1,7 +1,5 @@
 """Tables of this library over tokens on 2, 4 and 8 GPUs, and beside others."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from markdown import number, numbers, table

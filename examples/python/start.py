@@ -4,8 +4,6 @@ Started by mpirun, srun or torchrun; on GPUs the i-th rank of a machine takes GP
 stand-ins the CPU.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 

@@ -3,8 +3,6 @@
 Rank 0 closes with the line `N passed, N failed`, which the test runner reads.
 """
 
-from __future__ import annotations
-
 import ctypes
 import datetime
 import gc

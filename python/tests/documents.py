@@ -1,7 +1,5 @@
 """The Python code in the documents, and the names that it may use without defining them."""
 
-from __future__ import annotations
-
 import pathlib
 import re
 

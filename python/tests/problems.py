@@ -1,7 +1,5 @@
 """Seeded MoE problems over several ranks, and the same computation by dense torch in fp32."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """HT dispatch and combine, forward and backward, against dense torch on the tokens of all ranks."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 

@@ -1,7 +1,5 @@
 """`python -m nccl_ep bench`: what it measures, its file, tables and pictures. The wheel's test runs it as a program."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """Choices of single operations: variants, launch shapes, selectors; what is refused, what is passed over."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

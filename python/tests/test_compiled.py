@@ -4,8 +4,6 @@ Only the step `python/compiled` runs this and test_operators.py, on two ranks: l
 takes most of the time.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.distributed as dist

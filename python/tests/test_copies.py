@@ -1,7 +1,5 @@
 """Copies, pickles and conversions of what belongs to this process, and of models that have it."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import io

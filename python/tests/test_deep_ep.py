@@ -1,7 +1,5 @@
 """`nccl_ep.deep_ep`: what DeepEP's own tests check of a `Buffer`, against the tokens of all ranks."""
 
-from __future__ import annotations
-
 import inspect
 
 import pytest

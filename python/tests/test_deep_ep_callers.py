@@ -1,7 +1,5 @@
 """Programs over `deep_ep.Buffer`: the order of the calls of vLLM, SGLang and Megatron-Core, by hand."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import pathlib

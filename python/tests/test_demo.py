@@ -1,7 +1,5 @@
 """`python -m nccl_ep demo`: what it draws, and what it finds wrong."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

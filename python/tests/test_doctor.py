@@ -1,7 +1,5 @@
 """`python -m nccl_ep doctor`: what it finds here, and what it says of what is wrong."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Every block of Python code in the documents runs as it stands, with names of an MoE layer."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """`nccl_ep.deep_ep.ElasticBuffer`, of DeepEP V2, against the tokens of all ranks."""
 
-from __future__ import annotations
-
 import inspect
 
 import pytest

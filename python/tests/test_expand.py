@@ -1,7 +1,5 @@
 """From received tokens to rows by expert and back, against loops; nothing waits for the GPU."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

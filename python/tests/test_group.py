@@ -1,7 +1,5 @@
 """EpGroup and EpHandle: low latency, staged and high-throughput operations, closing, refusals."""
 
-from __future__ import annotations
-
 import gc
 import os
 import pathlib

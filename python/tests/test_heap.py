@@ -1,7 +1,5 @@
 """Memory that peers map: a group's heap and its tensors, registered tensors, reports."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import gc

@@ -1,7 +1,5 @@
 """Ctrl-C while a call waits for other ranks: the wait ends, the call goes on, and so does the group."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """EPAll2AllLayer: order of rows, layout, results and gradients against dense torch."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -101,8 +99,7 @@ def test_given_scatter_indices_decide_the_order(layer, world, device, whole):
 
 
 def test_wrong_scatter_indices_are_refused(layer, world, device):
-    rank, size = world
-    problem = Problem(rank, size, device=device)
+    problem = Problem(*world, device=device)
     ep = layer(problem)
     with pytest.raises(ValueError, match="full_scatter_indices"):
         ep.dispatch(problem.tokens, problem.topk_idx,
@@ -140,8 +137,7 @@ def test_an_id_that_a_token_repeats(layer, world, device):
 
 
 def test_arguments_are_checked(layer, world, device):
-    rank, size = world
-    problem = Problem(rank, size, device=device)
+    problem = Problem(*world, device=device)
     ep = layer(problem)
     for change, text in (
             ({"exp_indices": problem.topk_idx[:, :1]}, "exp_indices: has shape"),
@@ -178,8 +174,7 @@ def test_more_tokens_than_max_tokens(layer, world, device):
 
 
 def test_two_layouts_at_a_time_and_barrier(layer, world, device):
-    rank, size = world
-    first, second = (Problem(rank, size, device=device, seed=seed) for seed in (1, 2))
+    first, second = (Problem(*world, device=device, seed=seed) for seed in (1, 2))
     ep = layer(first)
     rows, _, layout = ep.dispatch(first.tokens, first.topk_idx)
     other_rows, _, other_layout = ep.dispatch(second.tokens, second.topk_idx)
@@ -191,8 +186,7 @@ def test_two_layouts_at_a_time_and_barrier(layer, world, device):
 
 
 def test_no_tokens_anywhere(layer, world, device):
-    rank, size = world
-    problem = Problem(rank, size, device=device)
+    problem = Problem(*world, device=device)
     ep = layer(problem)
     rows, weights, layout = ep.dispatch(problem.tokens[:0], problem.topk_idx[:0],
                                         problem.weights[:0])

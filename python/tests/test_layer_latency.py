@@ -1,7 +1,5 @@
 """`EPAll2AllLayer` with `latency_tokens`: small batches by low latency, in the layer's own words."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.distributed as dist

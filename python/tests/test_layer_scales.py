@@ -1,7 +1,5 @@
 """EPAll2AllLayer with rows that have scales: forwarded and cast, against the formula in torch."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """EPAll2AllLayer as documented, and under settings of torch that a program may have changed."""
 
-from __future__ import annotations
-
 import contextlib
 
 import pytest
@@ -72,8 +70,7 @@ def default_dtype(dtype: torch.dtype):
     ids=["default dtype", "default device", "inference mode"])
 def test_settings_of_torch_do_not_matter(layer, world, device, setting):
     """The layer is created and used under the setting, then used again without it."""
-    rank, size = world
-    problem = Problem(rank, size, dtype=torch.bfloat16, device=device)
+    problem = Problem(*world, dtype=torch.bfloat16, device=device)
     with setting():
         ep = layer(problem)
         problem.close(there_and_back(ep, problem), expected(problem))
@@ -84,8 +81,7 @@ def test_settings_of_torch_do_not_matter(layer, world, device, setting):
 
 def test_tensors_that_are_not_contiguous(layer, world, device):
     """Columns of wider tensors, and gradients that expand a single number."""
-    rank, size = world
-    problem = Problem(rank, size, device=device)
+    problem = Problem(*world, device=device)
     want = expected(problem)
     for name in ("tokens", "topk_idx", "weights"):
         narrow = getattr(problem, name)
@@ -102,8 +98,7 @@ def test_tensors_that_are_not_contiguous(layer, world, device):
 
 def test_the_callers_ids_may_change(layer, world, device):
     """The layout has its own copy, even if the caller's ids have the layout's type."""
-    rank, size = world
-    problem = Problem(rank, size, device=device)
+    problem = Problem(*world, device=device)
     ids = problem.topk_idx.to(torch.int32)
     ep = layer(problem)
     rows, _, layout = ep.dispatch(problem.tokens, ids)
@@ -114,8 +109,7 @@ def test_the_callers_ids_may_change(layer, world, device):
 
 def test_sms_of_communication(layer, world, device, monkeypatch):
     """Two SMs per channel, at least one channel; 0 leaves the choice to the library."""
-    rank, size = world
-    problem = Problem(rank, size, device=device)
+    problem = Problem(*world, device=device)
     made = []
     real = EPAll2AllLayer.__init__.__globals__["EpGroup"]
 

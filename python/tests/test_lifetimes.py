@@ -1,7 +1,5 @@
 """Tensors that operations use are kept alive: in flight, on other streams, in CUDA graphs."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import weakref
@@ -139,8 +137,7 @@ def test_the_handles_own_copy_of_ids(group, world, device, cudart, addresses, mo
 @pytest.mark.high_throughput
 def test_high_throughput_reads_ids_once(group, world, device):
     """A program may reuse its memory: weights are found by the ids that the handle was made with."""
-    rank, size = world
-    problem = Problem(rank, size, device=device)
+    problem = Problem(*world, device=device)
     ep = group(num_experts=problem.num_experts, hidden=problem.hidden, algorithm="ht",
                dtype=torch.float32)
     ids = problem.topk_idx.clone()

@@ -1,8 +1,6 @@
 """The sizes of groups and tensors, and the command that prints them. What the library really allocates is
 compared elsewhere."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,8 +1,6 @@
 """What is different where ranks are on several nodes. All other tests run there, too: the steps
 python/tests/nodes-* of `make test` give each rank an NCCL_HOSTID."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The operators of `torch.ops.nccl_ep`, by tracers that cost little; test_compiled.py compiles."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx

@@ -1,7 +1,5 @@
 """Outputs that a caller chooses: autograd learns that they were written to."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

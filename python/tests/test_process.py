@@ -1,7 +1,5 @@
 """What needs a Python of its own: its end, one without PyTorch, and the command that tunes."""
 
-from __future__ import annotations
-
 import json
 import os
 import pathlib

@@ -1,7 +1,5 @@
 """Rank-major low latency: a row for each token and rank, weighed and summed by the caller, against dense torch."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.utils._python_dispatch import BaseTorchDispatchMode

@@ -1,7 +1,5 @@
 """How ranks meet: names of jobs, sockets, groups of torch.distributed."""
 
-from __future__ import annotations
-
 import os
 import socket
 import time

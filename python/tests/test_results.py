@@ -1,7 +1,5 @@
 """The class of a dispatch's result says what is in it, as typing_cases.py tells the type checker."""
 
-from __future__ import annotations
-
 import pickle
 
 import pytest

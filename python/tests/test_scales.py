@@ -1,7 +1,5 @@
 """Dispatches of rows with scales: forwarded in any order, and cast, compared with torch."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Running totals: the rows that each local expert receives, the time that a rank waits for others."""
 
-from __future__ import annotations
-
 import os
 import time
 import weakref

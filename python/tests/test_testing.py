@@ -1,7 +1,5 @@
 """`nccl_ep.testing.run`: ranks that it starts, what comes back from them, and how they end."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Tuning: the candidates, the choice of the best, and the file."""
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import json

@@ -1,7 +1,5 @@
 """Handles of `open_handle`: routings by `update`, rows by expert, gradients; captured in CUDA graphs."""
 
-from __future__ import annotations
-
 import contextlib
 
 import pytest

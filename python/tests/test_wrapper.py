@@ -1,7 +1,5 @@
 """The C functions as methods: names, structures, errors, lifetimes."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import inspect

@@ -114,7 +114,10 @@ def test_a_file_is_replaced_as_a_whole(tmp_path):
     for number in (1, 2):
         write(path, {"number": number})
         assert json.loads(path.read_text()) == {"number": number}
-    assert os.listdir(tmp_path) == ["times.json"]
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OSError):
+        write(tmp_path / "folder", {})
+    assert sorted(os.listdir(tmp_path)) == ["folder", "times.json"]
 
 
 def test_torchs_defaults_do_not_matter(world, tmp_path, monkeypatch):

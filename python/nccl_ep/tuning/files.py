@@ -32,13 +32,13 @@ def measured(contents: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def write(path: pathlib.Path, contents: dict[str, Any]) -> None:
-    """Replaces the file atomically: a process that starts meanwhile reads the old or the new one.
-    """
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False) as file:
-        json.dump(contents, file, indent=1)
-        file.write("\n")
-    os.chmod(file.name, 0o644)
-    os.replace(file.name, path)
+    """Replaces the file atomically: a process that starts meanwhile reads the old or the new one."""
+    beside = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        beside.write_text(json.dumps(contents, indent=1) + "\n")
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)  # as on a disk that is full
 
 
 def check_writable(path: pathlib.Path) -> None:

@@ -52,7 +52,7 @@ class EpHandle(Routed[Mode]):
     has finished when its call returns.
     LL reads `topk_idx` again in each operation, so it may be changed in place: the caller's tensor
     if it is int64 and contiguous, else the copy `handle.topk_idx`. HT reads it once: its
-    `handle.topk_idx` is always a copy, which is not to be changed.
+    `handle.topk_idx` is a copy, which is not to be changed, or of `open_handle` what the update got.
     A handle that a CUDA graph has captured lives until `close` or the end of the group.
 
     One of `EpGroup.open_handle` gets its routings by `update`. With `expert_alignment` in HT a dispatch delivers rows

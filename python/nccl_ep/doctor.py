@@ -81,10 +81,10 @@ def _libraries() -> Iterator[str]:
     for other, loaded in loaded_libraries():
         if _LIBRARY.search(other) and later_generation(loaded):
             yield f"-- NCCL EP of a later generation in this process, for others: {other}"
-    yield from _gpus(library, stand_ins)
+    yield from _gpus(stand_ins)
 
 
-def _gpus(library: NCCLLibrary, stand_ins: bool) -> Iterator[str]:
+def _gpus(stand_ins: bool) -> Iterator[str]:
     """GPUs by the CUDA runtime that the process has."""
     if stand_ins:
         yield "-- operations run on the CPU"

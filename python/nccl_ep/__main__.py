@@ -26,10 +26,11 @@ def main() -> int:
         return demo.run(arguments.ranks, arguments.stand_ins)
     if arguments.show:
         return bench.show(arguments.show, arguments.plot)
+    if arguments.top_k > arguments.experts:
+        parser.error(f"--top-k: expected at most {arguments.experts} experts")
     modes = tuple(mode for mode in bench.MODES if mode in arguments.modes.split(","))
-    tokens = tuple(map(int, arguments.tokens.split(",")))
-    settings = bench.Settings(modes, tokens, arguments.experts, arguments.hidden, arguments.top_k, arguments.dtype,
-                              arguments.sms, arguments.repetitions)
+    settings = bench.Settings(modes, arguments.tokens, arguments.experts, arguments.hidden, arguments.top_k,
+                              arguments.dtype, arguments.sms, arguments.repetitions)
     return bench.run(settings, arguments.ranks, arguments.stand_ins, arguments.json)
 
 
@@ -38,11 +39,16 @@ def _add_ranks(parser: argparse.ArgumentParser, ranks: str) -> None:
     parser.add_argument("--stand-ins", action="store_true", help="on the CPU in any case")
 
 
+def numbers(text: str) -> tuple[int, ...]:
+    """Those between commas."""
+    return tuple(map(int, text.split(",")))
+
+
 def _add_bench(parser: argparse.ArgumentParser) -> None:
     _add_ranks(parser, "how many (as many as there are GPUs)")
     parser.add_argument("--modes", choices=("ll", "ht", "ll,ht"), default="ll,ht", metavar="MODES",
                         help="ll, ht or ll,ht (%(default)s)")
-    parser.add_argument("--tokens", default="1,8,32,128", help="of each rank (%(default)s)")
+    parser.add_argument("--tokens", type=numbers, default="1,8,32,128", help="of each rank (%(default)s)")
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16",
                         help="of rows (%(default)s)")
     for name, number, text in (("experts", 256, "over all ranks"), ("hidden", 7168, "elements of a row"),

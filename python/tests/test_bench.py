@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from nccl_ep import bench
+from nccl_ep.__main__ import main
 
 _SETTINGS = bench.Settings(("ll", "ht"), (1, 3), 8, 64, 2, "bfloat16", 0, 2)
 _SEEN = [bench.Seen("H", {("ht", 8): (3.0, 4.0), ("ll", 1): (1.0, 5.25)}),
@@ -70,6 +71,16 @@ def test_a_picture_wants_matplotlib(files, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(SystemExit, match="pip install matplotlib"):
         bench.show(files, str(tmp_path / "x.svg"))
+
+
+@pytest.mark.parametrize("words, text", [
+    (["--tokens", "1,many"], "--tokens: invalid numbers value: '1,many'"),
+    (["--experts", "4"], "--top-k: expected at most 4 experts")])
+def test_the_command_says_what_it_expects(monkeypatch, capsys, words, text):
+    monkeypatch.setattr(sys, "argv", ["nccl_ep", "bench", *words])
+    with pytest.raises(SystemExit):
+        main()
+    assert text in capsys.readouterr().err
 
 
 def test_where_it_cannot_start():

@@ -7,7 +7,7 @@ since each costs a compilation: one for each thing that the kernels rest on.
 from __future__ import annotations
 
 from bugs_of_routes import BUGS_OF_ROUTES
-from planting import Bug, Lie, Setting
+from planting import Bug, Change
 
 UNEVEN = "3 test_ll uneven_tokens"
 HT_MOST = "2 test_ht most_rows"
@@ -38,41 +38,41 @@ LL_MOST = "2 test_ll ll_handle_while_a_dispatch_waits"
 # so acknowledgements among them must not count; before a channel's first operation there is nothing to wait for.
 _FIRST = "0xfffffffau"
 NEAR_THE_WRAP = (
-    Setting("ll/protocol.cuh", "        epoch = ld_relaxed_gpu(&common.channel_state->epoch);\n",
-            "        epoch = ld_relaxed_gpu(&common.channel_state->epoch);\n"
-            f"        epoch = epoch == 0 ? {_FIRST} : epoch;\n"),
-    Setting("ll/protocol.cuh", "    return epoch_after(ld_relaxed_gpu(&channel.epoch));",
-            "    const uint32_t last = ld_relaxed_gpu(&channel.epoch);\n"
-            f"    return epoch_after(last == 0 ? {_FIRST} : last);"),
-    Setting("ll/protocol.cuh", "        if (!is_active(op.common.peers, peer)) {\n            continue;",
-            f"        if (epoch_before == {_FIRST} || !is_active(op.common.peers, peer)) {{\n            continue;"),
-    Setting("ll/protocol.cuh", "!all_lanes(is_or_follows(acknowledged = ",
-            "!all_lanes(packet_epoch(ld_acquire_sys(ack)) != 0 && is_or_follows(acknowledged = "),
+    Change("ll/protocol.cuh", "        epoch = ld_relaxed_gpu(&common.channel_state->epoch);\n",
+           "        epoch = ld_relaxed_gpu(&common.channel_state->epoch);\n"
+           f"        epoch = epoch == 0 ? {_FIRST} : epoch;\n"),
+    Change("ll/protocol.cuh", "    return epoch_after(ld_relaxed_gpu(&channel.epoch));",
+           "    const uint32_t last = ld_relaxed_gpu(&channel.epoch);\n"
+           f"    return epoch_after(last == 0 ? {_FIRST} : last);"),
+    Change("ll/protocol.cuh", "        if (!is_active(op.common.peers, peer)) {\n            continue;",
+           f"        if (epoch_before == {_FIRST} || !is_active(op.common.peers, peer)) {{\n            continue;"),
+    Change("ll/protocol.cuh", "!all_lanes(is_or_follows(acknowledged = ",
+           "!all_lanes(packet_epoch(ld_acquire_sys(ack)) != 0 && is_or_follows(acknowledged = "),
 )
 # Epochs repeat soon. Operations of equal shape overwrite all other words of a bank meanwhile.
-FEW_EPOCHS = (Setting("peer/wait.cuh", "return epoch == 0xffffffffu ? 2 : epoch + 1;",
-                      "return epoch == 9 ? 2 : epoch + 1;"),)
+FEW_EPOCHS = (Change("peer/wait.cuh", "return epoch == 0xffffffffu ? 2 : epoch + 1;",
+                     "return epoch == 9 ? 2 : epoch + 1;"),)
 # Rank 0 is late to clean a bank of views: others may end the combine, and begin the next dispatch, before it has.
-LATE_TO_CLEAN = Setting("ll/rank_combine.cu", "    const uint32_t bytes = block.shared.cleans;\n",
-                        "    const uint32_t bytes = block.shared.cleans;\n"
-                        "    for (uint32_t i = block.op.rank() == 0 ? 500 : 0; i > 0; --i) spin_hint();\n")
+LATE_TO_CLEAN = Change("ll/rank_combine.cu", "    const uint32_t bytes = block.shared.cleans;\n",
+                       "    const uint32_t bytes = block.shared.cleans;\n"
+                       "    for (uint32_t i = block.op.rank() == 0 ? 500 : 0; i > 0; --i) spin_hint();\n")
 # With it rows that follow those of rank 0 begin before the output, and few rows seem to come in all.
-MANY_ROWS = Lie("ht/route.cu", "put_value(counts, make_packet(epoch, rows));",
-                "put_value(counts, make_packet(epoch, block.is_own(peer) ? rows : 0u - 4));")
-MANY_FOR_EXPERTS = Lie("ht/route.cu", "make_packet(epoch, ld_relaxed_gpu(block.rows_for(i)))",
-                       "make_packet(epoch, 0x7fffffffu)")
+MANY_ROWS = Change("ht/route.cu", "put_value(counts, make_packet(epoch, rows));",
+                   "put_value(counts, make_packet(epoch, block.is_own(peer) ? rows : 0u - 4));")
+MANY_FOR_EXPERTS = Change("ht/route.cu", "make_packet(epoch, ld_relaxed_gpu(block.rows_for(i)))",
+                          "make_packet(epoch, 0x7fffffffu)")
 # Where a rank might look for its own numbers.
-FOR_ITSELF = Lie(
+FOR_ITSELF = Change(
     "ht/route.cu", "            put_value(counts + 1, make_packet(epoch, block.params.verdict));\n",
     "            put_value(counts + 1, make_packet(epoch, block.params.verdict));\n"
     "            const uint32_t rank = block.params.peers.rank;\n"
     "            if (peer != rank) put_value(counts + (peer - rank) * (local_experts + 2),"
     " make_packet(epoch, 1));\n")
-STRAY_IDS = Lie("ht/tail.cuh", "static_cast<uint32_t>(id);\n    }", "static_cast<uint32_t>(id + 1000);\n    }")
-MANY_TOKENS = Lie("ll/dispatch_notices.cuh", "? source.tokens() : word;", "? source.tokens() + 1000 : word;")
+STRAY_IDS = Change("ht/tail.cuh", "static_cast<uint32_t>(id);\n    }", "static_cast<uint32_t>(id + 1000);\n    }")
+MANY_TOKENS = Change("ll/dispatch_notices.cuh", "? source.tokens() : word;", "? source.tokens() + 1000 : word;")
 # Of the entries that are for others.
-STRAY_EXPERTS = Lie("ll/dispatch_notices.cuh", "EntryWord word = EntryWord::elsewhere();",
-                    "EntryWord word = {1000u << EntryWord::kIndexBits};")
+STRAY_EXPERTS = Change("ll/dispatch_notices.cuh", "EntryWord word = EntryWord::elsewhere();",
+                       "EntryWord word = {1000u << EntryWord::kIndexBits};")
 
 BUGS = (
     # ---- Banks, marks, epochs -------------------------------------------------------------------
@@ -262,9 +262,9 @@ BUGS = (
         HT_NODES_BACKWARD),
     Bug("the mask asked for no rank", "ht/route_ids.cuh", "        if (expert != kNowhere) {", "        if (true) {",
         "2 test_ht routing_styles", beside=(
-            Setting("peer/peer.cuh", "constexpr bool is_active(const PeerTable&, uint32_t /*rank*/) {",
-                    "bool is_active(const PeerTable& peers, uint32_t rank) {\n"
-                    "    if (rank >= peers.ranks) __builtin_trap();"),)),
+            Change("peer/peer.cuh", "constexpr bool is_active(const PeerTable&, uint32_t /*rank*/) {",
+                   "bool is_active(const PeerTable& peers, uint32_t rank) {\n"
+                   "    if (rank >= peers.ranks) __builtin_trap();"),)),
     Bug("rows of the wrong piece", "ht/scope.cuh", "(starts[middle] <= at ? low : high)",
         "(starts[middle] < at ? low : high)", HT_NODES),
     Bug("a stage that begins where the operation does", "ht/scope.cuh",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planting import Bug, Setting
+from planting import Bug, Change
 
 # All tensors in memory that peers map; or on each rank others.
 HT_MAPPED = "3 EP_TEST_MEMORY=mapped test_ht uneven_tokens"
@@ -10,12 +10,12 @@ HT_MAPPED_AGAIN = "3 EP_TEST_MEMORY=mapped test_ht ht_without_a_pause"
 HT_MIXED = "3 EP_TEST_MEMORY=mixed test_random --configs 60 --seed 31"
 
 # Rank 0 is late in operations on memory that peers map, so others may be far ahead of it; or reads slowly.
-LATE_TO_OFFER = Setting("ht/offers.cuh", "    const bool offers = agreed.failure == 0",
-                        "    for (uint32_t i = common.peers.rank == 0 ? 4000 : 0; i > 0; --i) spin_hint();\n"
-                        "    const bool offers = agreed.failure == 0")
-SLOW_HOME = Setting("ht/pull_rows.cuh", "            const uint8_t* full = pipeline.wait_full();",
-                    "            for (uint32_t i = block.common.peers.rank == 0 ? 4000 : 0; i > 0; --i) spin_hint();\n"
-                    "            const uint8_t* full = pipeline.wait_full();")
+LATE_TO_OFFER = Change("ht/offers.cuh", "    const bool offers = agreed.failure == 0",
+                       "    for (uint32_t i = common.peers.rank == 0 ? 4000 : 0; i > 0; --i) spin_hint();\n"
+                       "    const bool offers = agreed.failure == 0")
+SLOW_HOME = Change("ht/pull_rows.cuh", "            const uint8_t* full = pipeline.wait_full();",
+                   "            for (uint32_t i = block.common.peers.rank == 0 ? 4000 : 0; i > 0; --i) spin_hint();\n"
+                   "            const uint8_t* full = pipeline.wait_full();")
 
 BUGS = (
     Bug("done before the last rows were stored", "ht/direct_rows.cuh",

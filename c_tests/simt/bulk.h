@@ -23,7 +23,6 @@ class Bulk {
     void InitBarrier(const uint64_t* barrier, uint32_t arrivals);
     // Announces `bytes` that the barrier's current phase has to wait for, and arrives.
     void ArriveExpecting(const uint64_t* barrier, uint32_t bytes);
-    void Arrive(const uint64_t* barrier) { ArriveExpecting(barrier, 0); }
     // Whether the phase of this parity has ended. Whoever polls lets some copies arrive.
     bool HasEnded(const uint64_t* barrier, uint32_t parity);
 

@@ -91,18 +91,6 @@ T __shfl_xor_sync(uint32_t mask, T value, int lanes) {
     return simt::Shuffle("__shfl_xor_sync", mask, value, (own ^ static_cast<uint32_t>(lanes)) % simt::kLanes);
 }
 
-template <typename T>
-T __shfl_up_sync(uint32_t mask, T value, unsigned lanes) {
-    const uint32_t own = threadIdx.x % simt::kLanes;
-    return simt::Shuffle("__shfl_up_sync", mask, value, own < lanes ? own : own - lanes);
-}
-
-template <typename T>
-T __shfl_down_sync(uint32_t mask, T value, unsigned lanes) {
-    const uint32_t own = threadIdx.x % simt::kLanes;
-    return simt::Shuffle("__shfl_down_sync", mask, value, own + lanes < simt::kLanes ? own + lanes : own);
-}
-
 inline uint32_t __ballot_sync(uint32_t mask, bool vote) {
     return simt::Block::Current().MeetWarp("__ballot_sync", mask, vote ? 1 : 0).not_zero;
 }
@@ -119,32 +107,6 @@ uint32_t __match_any_sync(uint32_t mask, T value) {
         same |= (mask >> lane & 1) != 0 && all.of[lane] == own ? 1u << lane : 0;
     }
     return same;
-}
-
-namespace simt {
-
-// Combines the values of the lanes in `mask`.
-template <typename T, typename Combine>
-T Reduce(const char* operation, uint32_t mask, T value, Combine combine) {
-    const WarpValues& all = Block::Current().MeetWarp(operation, mask, ToBits(value));
-    for (uint32_t lane = 0; lane < kLanes; ++lane) {
-        if ((mask >> lane & 1) != 0 && lane != threadIdx.x % kLanes) {
-            value = combine(value, FromBits<T>(all.of[lane]));
-        }
-    }
-    return value;
-}
-
-}  // namespace simt
-
-template <typename T>
-T __reduce_add_sync(uint32_t mask, T value) {
-    return simt::Reduce("__reduce_add_sync", mask, value, [](T a, T b) { return a + b; });
-}
-
-template <typename T>
-T __reduce_max_sync(uint32_t mask, T value) {
-    return simt::Reduce("__reduce_max_sync", mask, value, [](T a, T b) { return a < b ? b : a; });
 }
 
 // ---- Atomics: relaxed, as in CUDA. Those around them may notice, so others may run then. -------

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 
 from bugs import BUGS
 from bugs_mapped import BUGS as MAPPED_BUGS
-from planting import Bug, Lie, Setting
+from planting import Bug, Change
 
 C_TESTS = pathlib.Path(__file__).resolve().parents[1]
 KERNELS = C_TESTS.parent / "cuda"
@@ -50,6 +50,8 @@ def main() -> int:
         return find_texts(every)
     target = pathlib.Path(sys.argv[1]).resolve()
     names = sys.argv[2:]
+    if unknown := set(names) - {bug.name for bug in every}:
+        sys.exit(f"no such bugs: {', '.join(unknown)}")
     bugs = [bug for bug in every if not names or bug.name in names]
     # Without a bug every program of the list passes; or a failure would say nothing.
     sound = [Bug(f"no bug: {run}{', lied to' if lie else ''}{', in its setting' if beside else ''}",
@@ -67,7 +69,7 @@ def main() -> int:
             said = f"FAILED: {problem}" if problem else f"ok, {future.result():.1f} s"
             print(f"{bug.name}: {said}", flush=True)
     print(f"{len(judged) - failed} passed, {failed} failed")
-    return 1 if failed or not bugs else 0
+    return 1 if failed else 0
 
 
 def find_texts(bugs: Sequence[Bug]) -> int:
@@ -155,7 +157,7 @@ def judge(bug: Bug, workshop: Workshop) -> float:
     return time.monotonic() - start
 
 
-def build(changes: Sequence[Bug | Lie | Setting], run: str, folder: str, workshop: Workshop) -> pathlib.Path:
+def build(changes: Sequence[Bug | Change], run: str, folder: str, workshop: Workshop) -> pathlib.Path:
     """The library of the kernels of `run` with those changes, made in `folder`."""
     sources = pathlib.Path(folder, "cuda")
     shutil.copytree(KERNELS, sources)
@@ -165,7 +167,7 @@ def build(changes: Sequence[Bug | Lie | Setting], run: str, folder: str, worksho
     return workshop.build(sources, {sources / change.file for change in changes}, run)
 
 
-def planted(change: Bug | Lie | Setting, text: str) -> str:
+def planted(change: Bug | Change, text: str) -> str:
     """The text of the change's file with the change."""
     if text.count(change.old) != 1:
         raise Wrong(f"its text is {text.count(change.old)} times in {change.file}")

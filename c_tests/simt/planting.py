@@ -6,17 +6,8 @@ import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
-class Lie:
-    """A change of the kernels of rank 0 alone, which the others must bear: the run passes with it."""
-
-    file: str
-    old: str
-    new: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Setting:
-    """A harmless change of the kernels of all ranks, by which a bug shows sooner: the run passes with it."""
+class Change:
+    """A change of the kernels that the run passes with."""
 
     file: str
     old: str
@@ -32,5 +23,5 @@ class Bug:
     old: str
     new: str
     run: str = "3 test_ll routing_styles"
-    lie: Lie | None = None
-    beside: tuple[Setting, ...] = ()
+    lie: Change | None = None  # of rank 0 alone, which the others must bear
+    beside: tuple[Change, ...] = ()  # of all ranks, by which the bug shows sooner

@@ -24,11 +24,8 @@ bool WarpOperations(uint64_t seed) {
         const uint32_t lane = threadIdx.x % 32;
         bool right = __shfl_sync(kAll, threadIdx.x, 5) == threadIdx.x - lane + 5;
         right &= __shfl_xor_sync(kAll, lane, 3) == (lane ^ 3);
-        right &= __shfl_up_sync(kAll, lane, 2) == (lane < 2 ? lane : lane - 2);
-        right &= __shfl_down_sync(kAll, lane, 2) == (lane > 29 ? lane : lane + 2);
         right &= __ballot_sync(kAll, lane < 4) == 0xf;
         right &= __match_any_sync(kAll, lane % 2) == (0x55555555u << lane % 2);
-        right &= __reduce_add_sync(kAll, lane) == 496;
         right &= __any_sync(kAll, lane == 9) != 0 && __all_sync(kAll, lane < 31) == 0;
         return right;
     });

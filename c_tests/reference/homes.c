@@ -1,22 +1,9 @@
-#define _GNU_SOURCE  // setenv
 #include "reference/homes.h"
 
 #include <mpi.h>
 
 #include "reference/rows.h"
 #include "reference/buffer.h"
-
-static const char kVariable[] = "NCCL_EP_NODE_SUMS";
-static bool g_was_set;
-
-void ref_begin_invariant_sums(void) {
-    g_was_set = getenv(kVariable) != NULL;
-    EP_REQUIRE(g_was_set || setenv(kVariable, "invariant", 1) == 0);
-}
-
-void ref_end_invariant_sums(void) {
-    if (!g_was_set) EP_REQUIRE(unsetenv(kVariable) == 0);
-}
 
 RefRouting* ref_routing_everywhere(unsigned num_ranks, unsigned num_experts, unsigned num_tokens) {
     EP_SCOPED unsigned* all = ref_host_new(num_ranks * sizeof(*all));

@@ -6,10 +6,6 @@
 
 __BEGIN_DECLS
 
-// From now on groups have invariant sums, or those of before.
-void ref_begin_invariant_sums(void);
-void ref_end_invariant_sums(void);
-
 // A routing of `num_tokens` tokens for each rank, the same ones everywhere: token t goes to expert t of each
 // rank, modulo their number, with the same weights on all ranks.
 RefRouting* ref_routing_everywhere(unsigned num_ranks, unsigned num_experts, unsigned num_tokens);

@@ -1,13 +1,8 @@
 // Drawing the ids and weights of all ranks; see routing.h.
 #include "reference/routing.h"
 
+#include "reference/buffer.h"
 #include "reference/rows.h"
-
-static void* allocate(size_t count, size_t size) {
-    void* memory = calloc(count > 0 ? count : 1, size);
-    EP_REQUIRE(memory != NULL);
-    return memory;
-}
 
 unsigned ref_local_experts(const RefRouting* routing) { return routing->num_experts / routing->num_ranks; }
 
@@ -20,17 +15,17 @@ int64_t ref_expert_of(const RefRouting* routing, int64_t id) {
 }
 
 static RefRouting* new_empty(unsigned num_ranks, unsigned num_experts, unsigned top_k, const unsigned* num_tokens) {
-    RefRouting* routing = allocate(1, sizeof(*routing));
+    RefRouting* routing = ref_host_new(sizeof(*routing));
     routing->num_ranks = num_ranks;
     routing->num_experts = num_experts;
     routing->top_k = top_k;
-    routing->num_tokens = allocate(num_ranks, sizeof(*routing->num_tokens));
+    routing->num_tokens = ref_host_new(num_ranks * sizeof(*routing->num_tokens));
     memcpy(routing->num_tokens, num_tokens, num_ranks * sizeof(*num_tokens));
-    routing->topk_idx = allocate(num_ranks, sizeof(*routing->topk_idx));
-    routing->weights = allocate(num_ranks, sizeof(*routing->weights));
+    routing->topk_idx = ref_host_new(num_ranks * sizeof(*routing->topk_idx));
+    routing->weights = ref_host_new(num_ranks * sizeof(*routing->weights));
     for (unsigned rank = 0; rank < num_ranks; ++rank) {
-        routing->topk_idx[rank] = allocate(ref_entries_of(routing, rank), sizeof(int64_t));
-        routing->weights[rank] = allocate(ref_entries_of(routing, rank), sizeof(float));
+        routing->topk_idx[rank] = ref_host_new(ref_entries_of(routing, rank) * sizeof(int64_t));
+        routing->weights[rank] = ref_host_new(ref_entries_of(routing, rank) * sizeof(float));
     }
     return routing;
 }
@@ -112,7 +107,7 @@ void ref_routing_new_weights(RefRouting* routing, uint64_t seed) {
 RefRouting* ref_routing_drawn(unsigned num_ranks, const RefShape* shape, RefStyle style, bool uneven, uint64_t seed) {
     enum { kTokensIfAuto = 9 };
     const unsigned most = shape->max_tokens == 0 ? kTokensIfAuto : shape->max_tokens;
-    EP_SCOPED unsigned* num_tokens = allocate(num_ranks, sizeof(*num_tokens));
+    EP_SCOPED unsigned* num_tokens = ref_host_new(num_ranks * sizeof(*num_tokens));
     if (uneven) {
         ref_tokens_uneven(num_tokens, num_ranks, most, seed);
     } else {
@@ -153,7 +148,7 @@ void ref_routing_mask(RefRouting* routing, unsigned every, uint64_t seed) {
 }
 
 void ref_routing_fit(RefRouting* routing, unsigned capacity) {
-    EP_SCOPED unsigned* used = allocate(routing->num_experts, sizeof(*used));
+    EP_SCOPED unsigned* used = ref_host_new(routing->num_experts * sizeof(*used));
     for (unsigned rank = 0; rank < routing->num_ranks; ++rank) {
         for (size_t i = 0; i < ref_entries_of(routing, rank); ++i) {
             const int64_t expert = ref_expert_of(routing, routing->topk_idx[rank][i]);

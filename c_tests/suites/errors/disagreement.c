@@ -5,7 +5,6 @@
 #include "harness/nodes.h"
 #include "suites/errors/errors.h"
 
-#define ARGUMENT ncclInvalidArgument
 #define REMOTE ncclRemoteError
 #define REFUSED "handle: rank %d refused to create its own: ncclInvalidArgument"
 #define DIFFERS                                                                                 \

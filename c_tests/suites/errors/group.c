@@ -3,6 +3,7 @@
 // ranks get an error, none hangs, and the next creation succeeds.
 #define _GNU_SOURCE  // setenv
 
+#include "harness/graphs.h"
 #include "harness/nodes.h"
 #include "suites/errors/errors.h"
 
@@ -251,3 +252,19 @@ EP_TEST(group_over_several_nodes) {
 
 // The environment is as before.
 EP_TEST(group_after_several_nodes) { check_creation_works(env); }
+
+// The capture goes on (test_graph has more of that), and so does the group. The CPU backend captures nothing.
+#define CAPTURED "stream: must not be captured into a graph, or wait for a stream that is: groups begin and end once"
+
+LL_SESSION_TEST(groups_in_a_capture) {
+    if (ep_begin_capture(env->stream)) {
+        const ncclEpGroupConfig_t config = session_config(session);
+        ncclEpGroup_t group = NULL;
+        EP_REFUSED("group-captured", ncclEpCreateGroup(&group, env->comm, &config, env->stream, NULL, NULL),
+                   ncclInvalidUsage, FUNCTION CAPTURED);
+        EP_CHECK(group == NULL);
+        EP_REFUSED("group-destroy-captured", ncclEpGroupDestroy(session->group, env->stream), ncclInvalidUsage,
+                   "ncclEpGroupDestroy: " CAPTURED);
+        EP_REQUIRE_CUDA(cudaGraphDestroy(ep_end_capture(env->stream)));
+    }
+}

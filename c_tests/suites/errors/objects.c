@@ -1,5 +1,10 @@
-// Handles and groups that are NULL, destroyed or foreign: each call recognises them without
-// following the pointer. Also calls without a pointer for their result.
+// Handles and groups that are NULL, destroyed or foreign: each call recognises them without following the pointer. Those
+// of a process in the one that was forked from it: there each call on them, and a new group, is refused at once. Also
+// calls without a pointer for their result.
+#define _GNU_SOURCE  // alarm, fork
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include "suites/errors/errors.h"
 
 // ---- Every call, on an invalid object ----------------------------------------------------------
@@ -79,11 +84,11 @@ static ncclResult_t memory_alloc(void* group) {
     return result;
 }
 
-static ncclResult_t memory_free(void* group) { return ncclEpMemFree((ncclEpGroup_t)group, NULL); }
+static ncclResult_t memory_free(void* group) { return ncclEpMemFree((ncclEpGroup_t)group, group); }
 
 static ncclResult_t memory_register(void* group) { return ncclEpMemRegister((ncclEpGroup_t)group, NULL, 16, NULL); }
 
-static ncclResult_t memory_deregister(void* group) { return ncclEpMemDeregister((ncclEpGroup_t)group, NULL); }
+static ncclResult_t memory_deregister(void* group) { return ncclEpMemDeregister((ncclEpGroup_t)group, group); }
 
 static ncclResult_t memory_info(void* group) {
     ncclEpMemInfo_t info = {.size = sizeof(info), .object = 77};
@@ -209,3 +214,75 @@ HT_SESSION_TEST(ht_place_for_a_result) {
     EP_CHECK_NCCL(ncclEpHandleGetNumRecvTokens(session->handle, &count));
     EP_CHECK_EQ_U64(count, max_recv_rows(session));
 }
+
+// ---- A forked process --------------------------------------------------------------------------
+
+enum { kMostSeconds = 20 };
+
+// Not EP_REFUSED, which asks CUDA for its last error: that does not work in a forked process.
+static void expect_refused(const char* function, ncclResult_t result) {
+    char text[256];
+    snprintf(text, sizeof(text),
+             "%s: this process: was forked after a group had been made, and cannot use this "
+             "library: start it anew, in Python by multiprocessing's spawn",
+             function);
+    EP_CHECK_RESULT(result, ncclInvalidUsage);
+    if (!ep_check(EP_HERE("process-forked"), strcmp(ep_last_error(), text) == 0)) {
+        fprintf(stderr, "got:      %s\nexpected: %s\n", ep_last_error(), text);
+    }
+}
+
+// What releases something succeeds and does nothing.
+static void check_forked_calls(const ObjectCall* calls, size_t num_calls, void* object) {
+    for (size_t i = 0; i < num_calls; ++i) {
+        const ObjectCall* c = &calls[i];
+        if (c->call == destroy_handle || c->call == destroy_group || c->call == memory_free ||
+            c->call == memory_deregister) {
+            EP_CHECK_NCCL(c->call(object));
+        } else {
+            expect_refused(c->function, c->call(object));
+        }
+    }
+}
+
+static void check_child(Session* session) {
+    expect_refused("ncclEpDispatch", make_valid_call(session, kDispatch, 0));
+    expect_refused("ncclEpCombine", make_valid_call(session, kCombine, 0));
+    expect_refused("ncclEpCreateHandle", make_valid_call(session, kCreateHandle, 0));
+    expect_refused("ncclEpCreateGroup", open_group(session));
+    EP_CHECK(ncclEpPoolAlloc(64, 0, session->env->stream) == NULL);
+    ncclEpPoolFree(NULL, 64, 0, session->env->stream);
+    ncclNDTensor_t tensor;
+    memset(&tensor, 0, sizeof(tensor));
+    EP_CHECK_NCCL(ncclEpTensorDestroy(session->group, &tensor));
+    check_forked_calls(kHandleCalls, COUNT(kHandleCalls), session->handle);
+    check_forked_calls(kGroupCalls, COUNT(kGroupCalls), session->group);
+    int version = 0;
+    EP_CHECK_NCCL(ncclEpGetVersion(&version));
+}
+
+// Its exit status is 0 if all checks passed.
+static pid_t fork_child(Session* session) {
+    const uint64_t failed = ep_failed();
+    fflush(NULL);
+    const pid_t child = fork();
+    EP_REQUIRE(child >= 0);
+    if (child > 0) return child;
+    alarm(kMostSeconds);  // a call that waits ends the child
+    check_child(session);
+    fflush(NULL);
+    _exit(ep_failed() == failed ? 0 : 1);  // without the parent's exit handlers
+}
+
+static void check_with(EpEnv* env, ncclEpAlgorithm_t algorithm) {
+    Session session = open_session(env, algorithm);
+    check_works(&session);
+    int status = -1;
+    const pid_t child = fork_child(&session);
+    EP_REQUIRE(waitpid(child, &status, 0) == child);
+    // All its checks passed, and no call waited.
+    EP_CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    finish_session(&session);
+}
+
+EP_TEST_EACH(forked_process) { check_with(env, algorithm); }

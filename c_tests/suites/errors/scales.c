@@ -3,7 +3,6 @@
 #include "harness/nodes.h"
 #include "suites/errors/calls.h"
 
-#define USAGE ncclInvalidUsage
 #define UNPITCHED(id, list, got, expected) \
     BROKEN(id, list, SCALES, kStride0, 2,                                                      \
            TENSOR(list, SCALES) ".strides: must be dense, or row-major or column-major with a " \

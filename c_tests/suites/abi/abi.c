@@ -12,13 +12,6 @@ EP_TEST(the_version_is_one_number) {
     EP_CHECK_EQ_I64(version, again);
 }
 
-EP_TEST(destroying_nothing_succeeds) {
-    EP_CHECK_NCCL(ncclEpGroupDestroy(NULL, env->stream));
-    EP_CHECK_NCCL(ncclEpGroupDestroy(NULL, NULL));
-    EP_CHECK_NCCL(ncclEpHandleDestroy(NULL));
-    EP_CHECK_NCCL(ncclEpTensorDestroy(NULL, NULL));
-}
-
 // The first release's README declares such an object, which did not compile there.
 EP_TEST(configuration_objects_can_be_declared) {
     const ncclEpCompleteConfig_t complete = {0};

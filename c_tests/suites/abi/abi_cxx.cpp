@@ -37,10 +37,4 @@ EP_TEST(default_arguments_may_be_left_out) {
     EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
 }
 
-EP_TEST(a_configuration_object_can_be_declared) {
-    ncclEpCompleteConfig_t config{};
-    EP_CHECK_RESULT(ncclEpComplete(nullptr, &config, env->stream), ncclInvalidArgument);
-    EP_CHECK_STR_CONTAINS(ncclEpGetLastError(), "ncclEpComplete");
-}
-
 }  // namespace

@@ -96,6 +96,7 @@ LL_SESSION_TEST(too_much_memory_of_a_group) {
     void* none = NULL;
     EP_MISUSED("mem-alloc-many", ncclEpMemAlloc(session->group, &none, 16),
                "ncclEpMemAlloc: ep_group: has too many pieces of memory that peers map (got 65, expected at most 64)");
+    EP_CHECK(none == NULL);
 }
 
 // One rank refuses for all, in any of the calls; the ranks then agree on the next number.

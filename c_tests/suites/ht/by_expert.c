@@ -3,8 +3,8 @@
 #include "harness/harness.h"
 #include "harness/nodes.h"
 #include "reference/buffer.h"
+#include "reference/format.h"
 #include "reference/ht.h"
-#include "reference/lists.h"
 #include "reference/mapped.h"
 #include "reference/zones.h"
 
@@ -45,7 +45,7 @@ static void upload(Run* run) {
     ref_buffer_upload(&run->ids, run->routing->topk_idx[run->rank]);
     ref_buffer_upload(&run->weights, run->routing->weights[run->rank]);
     const RefBuffer* outputs[] = {&run->tokens_out, &run->weights_out, &run->counter, &run->combined, &run->gradients};
-    for (size_t i = 0; i < sizeof(outputs) / sizeof(outputs[0]); ++i) ref_buffer_poison(outputs[i]);
+    for (size_t i = 0; i < COUNT(outputs); ++i) ref_buffer_poison(outputs[i]);
 }
 
 static void open_run(Run* run, const EpEnv* env, ncclEpGroup_t group, unsigned alignment) {
@@ -80,7 +80,7 @@ static void close_run(Run* run) {
     EP_CHECK_NCCL(ncclEpHandleDestroy(run->handle));
     RefBuffer* all[] = {&run->ids,     &run->weights,      &run->tokens_in, &run->tokens_out, &run->weights_out,
                         &run->counter, &run->gradients_in, &run->combined,  &run->gradients,  &run->results};
-    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); ++i) ref_buffer_free(all[i]);
+    for (size_t i = 0; i < COUNT(all); ++i) ref_buffer_free(all[i]);
     ref_zones_free(run->zones);
     ref_routing_free(run->routing);
 }
@@ -176,89 +176,60 @@ EP_TEST(rows_by_expert_and_updates) {
     EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
 }
 
-// Scales of a row, in an order of which the library knows the strides alone.
-typedef struct {
-    unsigned count;
-    bool by_column;
-} Scales;
-
-static void view_scales(EpView* view, const RefBuffer* buffer, const Scales* scales, size_t rows) {
-    const unsigned all = (unsigned)rows;
-    ep_view_2d(view, ref_buffer_data(buffer), ncclFloat32, NCCL_EP_TENSOR_TAG_SCALES, all, scales->count);
-    view->strides[0] = scales->by_column ? 1 : scales->count;
-    view->strides[1] = scales->by_column && all > 0 ? all : 1;
-    view->tensor.strides = view->strides;
-}
-
-static size_t place_of(const Scales* scales, size_t rows, size_t row, unsigned number) {
-    return scales->by_column ? number * rows + row : row * scales->count + number;
-}
-
-// Those of rank `source`, as they leave.
-static float* scales_of(const Run* run, const Scales* scales, unsigned source) {
-    const unsigned tokens = run->routing->num_tokens[source];
-    float* all = ref_host_new((size_t)tokens * scales->count * sizeof(float));
-    for (size_t i = 0; i < (size_t)tokens * scales->count; ++i) all[i] = ref_weight(kSeed + 5, source, i);
-    return all;
-}
-
-// As they arrive: zeros in a zone's slots that have no row; slots that are no zone's keep what they have.
-static void expect_scales(const Run* run, const Scales* scales, float* out) {
+// What arrives: zeros in a zone's slots that have no row; slots that are no zone's keep what they have.
+static void expect_rows(const Run* run, const RefFormat* format, void* out, void* out_scales) {
     const RefZones* zones = &run->zones[run->rank];
-    for (unsigned expert = 0; expert < kExperts; ++expert) {
-        for (size_t slot = zones->begins[expert]; slot < zones->begins[expert + 1]; ++slot) {
-            for (unsigned i = 0; i < scales->count; ++i) out[place_of(scales, run->slots, slot, i)] = 0;
-        }
+    const RefLayout layout = ref_flat(run->slots);
+    for (size_t slot = 0; slot < zones->begins[kExperts]; ++slot) {
+        ref_format_clear(format, layout, slot, out, out_scales);
     }
     for (unsigned source = 0; source < (unsigned)run->env->size; ++source) {
-        EP_SCOPED float* sent = scales_of(run, scales, source);
-        const unsigned tokens = run->routing->num_tokens[source];
-        for (size_t entry = 0; entry < (size_t)tokens * kExperts; ++entry) {
-            const size_t slot = zones->slots[zones->first_of[source] * kExperts + entry], token = entry / kExperts;
-            for (unsigned i = 0; slot != kRefNoSlot && i < scales->count; ++i) {
-                out[place_of(scales, run->slots, slot, i)] = sent[place_of(scales, tokens, token, i)];
-            }
+        for (size_t entry = 0; entry < (size_t)run->routing->num_tokens[source] * kExperts; ++entry) {
+            const size_t slot = zones->slots[zones->first_of[source] * kExperts + entry];
+            if (slot == kRefNoSlot) continue;
+            ref_format_place(format, kSeed, ref_row_of(source, entry / kExperts), layout, slot, out, out_scales);
         }
     }
 }
 
-static void dispatch_with_scales(const Run* run, const Scales* scales) {
-    EP_SCOPED float* sent = scales_of(run, scales, run->rank);
-    const size_t row = scales->count * sizeof(float);
-    RefBuffer in = ref_buffer_new_input(run->tokens * row), out = ref_buffer_new(run->slots * row);
-    ref_buffer_upload(&in, sent);
-    EpView tokens, tokens_out, from, to;
-    const ncclEpTensorTag_t rows = NCCL_EP_TENSOR_TAG_TOKENS;
-    ep_view_2d(&tokens, ref_buffer_data(&run->tokens_in), ncclBfloat16, rows, run->tokens, kHidden);
-    ep_view_2d(&tokens_out, ref_buffer_data(&run->tokens_out), ncclBfloat16, rows, run->slots, kHidden);
-    view_scales(&from, &in, scales, run->tokens);
-    view_scales(&to, &out, scales, run->slots);
-    const ncclNDTensor_t* const inputs[] = {&tokens.tensor, &from.tensor};
-    ncclNDTensor_t* const outputs[] = {&tokens_out.tensor, &to.tensor};
-    EP_CHECK_NCCL(ncclEpDispatch(run->handle, inputs, 2, outputs, 2, NULL, 0, 0, NULL, run->env->stream));
+static void dispatch_with_scales(const Run* run, const RefFormat* format) {
+    const RefLayout in = ref_flat(run->tokens), out = ref_flat(run->slots);
+    RefBuffer from = ref_buffer_new_input(ref_scale_memory(format, format->in_order, in));
+    RefBuffer to = ref_buffer_new(ref_scale_memory(format, format->out_order, out));
+    ref_format_fill(format, kSeed, run->rank, run->tokens, &run->tokens_in, &from);
+    RefLists lists = {0};
+    ref_list_add_rows(&lists.inputs, &run->tokens_in, format->from, kHidden, in);
+    ref_list_add_scales(&lists.inputs, &from, format, format->in_order, in);
+    ref_list_add_rows(&lists.outputs, &run->tokens_out, format->to, kHidden, out);
+    ref_list_add_scales(&lists.outputs, &to, format, format->out_order, out);
+    EP_CHECK_NCCL(ref_lists_dispatch(&lists, run->handle, 0, NULL, run->env->stream));
     ep_sync(run->env);
-    EP_SCOPED void* arrived = ref_host_poison(run->tokens_out.bytes);
-    ref_zones_dispatch(&run->zones[run->rank], &kTokens, arrived);
-    REF_CHECK_BUFFER(&run->tokens_out, arrived);
-    EP_SCOPED float* expected = ref_host_poison(out.bytes);
-    expect_scales(run, scales, expected);
-    REF_CHECK_BUFFER(&out, expected);
-    ref_buffer_free(&in);
-    ref_buffer_free(&out);
+    EP_SCOPED void* rows = ref_host_poison(run->tokens_out.bytes);
+    EP_SCOPED void* scales = ref_host_poison(to.bytes);
+    expect_rows(run, format, rows, scales);
+    REF_CHECK_BUFFER(&run->tokens_out, rows);
+    REF_CHECK_BUFFER(&to, scales);
+    ref_buffer_free(&from);
+    ref_buffer_free(&to);
 }
 
 // Over several nodes these rows lie apart before they are brought to their slots.
 EP_TEST(scales_of_rows_by_expert) {
-    static const Scales kCases[] = {{1, false}, {9, false}, {9, true}, {16, false}};
+    static const struct {
+        unsigned scales;
+        RefOrder order;
+    } kCases[] = {{1, kRefDense}, {9, kRefDense}, {9, kRefColumns}, {16, kRefDense}};
     RefShape shape = shape_of(env);
     shape.hidden *= 4;  // There is room for the scales.
     ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, &shape);
-    for (size_t i = 0; i < sizeof(kCases) / sizeof(kCases[0]); ++i) {
+    for (size_t i = 0; i < COUNT(kCases); ++i) {
+        RefFormat format = ref_format_forward(ncclBfloat16, kHidden, ncclFloat32, kCases[i].scales);
+        format.in_order = format.out_order = kCases[i].order;
         Run run;
         open_run(&run, env, group, 4);
         upload(&run);
         update(&run);
-        dispatch_with_scales(&run, &kCases[i]);
+        dispatch_with_scales(&run, &format);
         close_run(&run);
     }
     ref_mapped_close();

@@ -193,18 +193,3 @@ EP_TEST(gradients_with_spare_columns) { gradients_with(env, 5, 3, kRefMessy); }
 // Every token goes to all experts, so each row is of one with more experts here than columns, also
 // the last row of the last rank, which is its own.
 EP_TEST(gradients_with_one_column) { gradients_with(env, 1, 2 * (unsigned)env->size, kRefDistinct); }
-
-// Two outputs of the same handle are equal in all rows, used or not.
-EP_TEST(cached_equals_forward) {
-    const RefShape shape = {2 * (unsigned)env->size, 24, 3, ncclBfloat16, 40};
-    REF_SCOPED RefRun run = ref_run_open_with(env, NULL, &shape, kRefMessy, true, ref_ht(6));
-    EP_SCOPED unsigned char* first = ref_host_new(run.tokens_out.bytes);
-    ref_prepare_dispatch(&run);
-    EP_CHECK_NCCL(ref_launch_dispatch(&run, kRefWhole, env->stream));
-    ep_sync(env);
-    ep_download(first, ref_buffer_data(&run.tokens_out), run.tokens_out.bytes);
-    ref_buffer_poison(&run.tokens_out);
-    EP_CHECK_NCCL(ref_launch_dispatch(&run, kRefCached, env->stream));
-    ep_sync(env);
-    REF_CHECK_BUFFER(&run.tokens_out, first);
-}

@@ -16,8 +16,8 @@ EP_TEST(several_groups_on_one_communicator) {
     }
     // All dispatches before all combines: no group waits for another's.
     for (int round = 0; round < 3; ++round) {
-        for (size_t i = 0; i < COUNT(trips); ++i) EP_CHECK_NCCL(start_dispatch(&trips[i], 0));
-        for (size_t i = COUNT(trips); i-- > 0;) EP_CHECK_NCCL(start_combine(&trips[i], 0));
+        for (size_t i = 0; i < COUNT(trips); ++i) EP_CHECK_NCCL(start_dispatch(&trips[i]));
+        for (size_t i = COUNT(trips); i-- > 0;) EP_CHECK_NCCL(start_combine(&trips[i]));
         for (size_t i = 0; i < COUNT(trips); ++i) EP_CHECK(came_back(&trips[i]));
     }
     // Destroying one leaves the others alone.
@@ -34,10 +34,10 @@ EP_TEST(groups_on_two_communicators) {
     Trip half = open_trip(NCCL_EP_ALGO_LOW_LATENCY, half_place);
     EP_CHECK_EQ_I64(half.rank, env->rank / 2);
     for (int round = 0; round < 3; ++round) {
-        EP_CHECK_NCCL(start_dispatch(&whole, 0));
-        EP_CHECK_NCCL(start_dispatch(&half, 0));
-        EP_CHECK_NCCL(start_combine(&whole, 0));
-        EP_CHECK_NCCL(start_combine(&half, 0));
+        EP_CHECK_NCCL(start_dispatch(&whole));
+        EP_CHECK_NCCL(start_dispatch(&half));
+        EP_CHECK_NCCL(start_combine(&whole));
+        EP_CHECK_NCCL(start_combine(&half));
         EP_CHECK(came_back(&whole) && came_back(&half));
     }
     EP_CHECK(close_trip(&half));

@@ -40,8 +40,8 @@ typedef struct {
 Trip open_trip(ncclEpAlgorithm_t algorithm, Place place);
 void open_trip_handle(Trip* trip);
 
-ncclResult_t start_dispatch(Trip* trip, unsigned send_only);
-ncclResult_t start_combine(Trip* trip, unsigned send_only);
+ncclResult_t start_dispatch(Trip* trip);
+ncclResult_t start_combine(Trip* trip);
 // Dispatches and combines; returns whether every token came back unchanged. May be repeated.
 bool make_trip(Trip* trip);
 // Waits for the stream and compares.

@@ -46,7 +46,7 @@ typedef struct {
 static void* launch_from_the_first_device(void* argument) {
     Launch* launch = argument;
     int device = -1;
-    const bool launched = start_dispatch(launch->trip, 0) == ncclSuccess;
+    const bool launched = start_dispatch(launch->trip) == ncclSuccess;
     launch->good = launched && cudaStreamQuery(NULL) == cudaSuccess &&
                    cudaGetDevice(&device) == cudaSuccess && device == 0;
     return NULL;
@@ -65,10 +65,10 @@ EP_TEST_EACH(default_stream_of_another_device) {
         ep_in_threads(launch_from_the_first_device, &launch, sizeof(launch), 1);
         EP_CHECK(launch.good);
     } else {
-        EP_CHECK_NCCL(start_dispatch(&trip, 0));
+        EP_CHECK_NCCL(start_dispatch(&trip));
     }
     ep_gate_open(&gate);
-    EP_CHECK_NCCL(start_combine(&trip, 0));
+    EP_CHECK_NCCL(start_combine(&trip));
     EP_CHECK(came_back(&trip));
     EP_CHECK(close_trip(&trip));
 }

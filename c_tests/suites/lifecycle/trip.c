@@ -61,19 +61,18 @@ Trip open_trip(ncclEpAlgorithm_t algorithm, Place place) {
     return trip;
 }
 
-ncclResult_t start_dispatch(Trip* trip, unsigned send_only) {
+ncclResult_t start_dispatch(Trip* trip) {
     const ncclNDTensor_t* inputs[] = {&trip->tokens, &trip->ids, &trip->weights};
     ncclNDTensor_t* outputs[] = {&trip->received, &trip->received_ids, &trip->received_weights};
     const unsigned tensors = is_ht(trip) ? 3 : 1;
-    return ncclEpDispatch(trip->handle, inputs, tensors, outputs, tensors, NULL, 0, send_only, NULL, trip->stream);
+    return ncclEpDispatch(trip->handle, inputs, tensors, outputs, tensors, NULL, 0, 0, NULL, trip->stream);
 }
 
-ncclResult_t start_combine(Trip* trip, unsigned send_only) {
+ncclResult_t start_combine(Trip* trip) {
     const ncclNDTensor_t* inputs[] = {&trip->received};
     ncclNDTensor_t* outputs[] = {&trip->combined};
     ncclNDTensor_t* locals[] = {&trip->weights};
-    return ncclEpCombine(trip->handle, inputs, 1, outputs, 1, locals, is_ht(trip) ? 0 : 1, send_only, NULL,
-                         trip->stream);
+    return ncclEpCombine(trip->handle, inputs, 1, outputs, 1, locals, is_ht(trip) ? 0 : 1, 0, NULL, trip->stream);
 }
 
 bool came_back(const Trip* trip) {
@@ -88,7 +87,7 @@ bool came_back(const Trip* trip) {
 bool make_trip(Trip* trip) {
     ep_tensor_fill(&trip->combined, 0x5a);
     wait_for_default_stream();
-    return start_dispatch(trip, 0) == ncclSuccess && start_combine(trip, 0) == ncclSuccess && came_back(trip);
+    return start_dispatch(trip) == ncclSuccess && start_combine(trip) == ncclSuccess && came_back(trip);
 }
 
 bool destroy_tensors(Trip* trip, ncclEpGroup_t group) {

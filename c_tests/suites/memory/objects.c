@@ -1,7 +1,7 @@
 // Objects of new memory: numbers, offsets, what peers see, how they end.
 #include "suites/memory/memory.h"
 
-enum { kObjects = 5, kMostObjects = 64 };
+enum { kObjects = 5 };
 
 GROUP_TEST(each_rank_sees_the_memory_of_its_node) {
     uint8_t* memory[kObjects];
@@ -51,18 +51,6 @@ GROUP_TEST(numbers_serve_again) {
         check_peers(env, group, memory[number], 7 + i);
     }
     for (unsigned i = 0; i < kObjects; ++i) EP_CHECK_NCCL(ncclEpMemFree(group, memory[i]));
-}
-
-GROUP_TEST(a_group_has_64_objects) {
-    uint8_t* memory[kMostObjects];
-    for (unsigned i = 0; i < kMostObjects; ++i) memory[i] = new_memory(group, 16);
-    void* more = NULL;
-    EP_CHECK_RESULT(ncclEpMemAlloc(group, &more, 16), ncclInvalidUsage);
-    EP_CHECK(more == NULL);
-    EP_CHECK_STR_CONTAINS(ep_last_error(), "(got 65, expected at most 64)");
-    EP_CHECK_NCCL(ncclEpMemFree(group, memory[40]));
-    EP_CHECK_EQ_I64(object_at(group, new_memory(group, 32)), 40);
-    // The others end with the group.
 }
 
 // Objects of a group are its own, and two groups count theirs apart.

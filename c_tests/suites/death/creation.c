@@ -158,6 +158,12 @@ static void destroy_group(DeathRank* self, RefRun* run, ncclNDTensor_t* tensor) 
     check_in_time(self, start);
 }
 
+// A communicator on which a creation is to be lost, and a stream for that.
+static void make_lost(const EpEnv* env, ncclComm_t* lost, cudaStream_t* stream) {
+    EP_REQUIRE_CUDA(cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking));
+    EP_REQUIRE_NCCL(ncclCommSplit(env->comm, 0, env->rank, lost, NULL));
+}
+
 static void abort_lost(ncclComm_t lost, cudaStream_t stream) {
     EP_CHECK_NCCL(ncclCommAbort(lost));
     // The aborted exchange may have left its error on the stream.
@@ -177,8 +183,7 @@ DEATH_CASE(creation_is_lost_beside_a_group, kVictimLives) {
     cudaStream_t lost_stream = NULL;
     ncclComm_t lost = NULL;
     ncclComm_t later = NULL;
-    EP_REQUIRE_CUDA(cudaStreamCreateWithFlags(&lost_stream, cudaStreamNonBlocking));
-    EP_REQUIRE_NCCL(ncclCommSplit(env->comm, 0, env->rank, &lost, NULL));
+    make_lost(env, &lost, &lost_stream);
     EP_REQUIRE_NCCL(ncclCommSplit(env->comm, 0, env->rank, &later, NULL));
     RefRun before = open_work(env, 1);
     ncclNDTensor_t first_tensor = some_tensor(&before);
@@ -207,12 +212,6 @@ DEATH_CASE(creation_is_lost_beside_a_group, kVictimLives) {
     EP_CHECK_NCCL(ncclCommDestroy(env->comm));
     EP_CHECK_CUDA(cudaStreamDestroy(lost_stream));
     EP_CHECK_CUDA(cudaStreamDestroy(env->stream));
-}
-
-// A communicator on which a creation is to be lost, and a stream for that.
-static void make_lost(const EpEnv* env, ncclComm_t* lost, cudaStream_t* stream) {
-    EP_REQUIRE_CUDA(cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking));
-    EP_REQUIRE_NCCL(ncclCommSplit(env->comm, 0, env->rank, lost, NULL));
 }
 
 static void end_with_lost(DeathRank* self, RefRun* run, ncclComm_t lost, cudaStream_t stream) {

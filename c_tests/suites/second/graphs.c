@@ -75,10 +75,7 @@ EP_TEST(updates_are_captured) {
 
 EP_TEST(updates_that_drop_rows_are_captured) {
     if (!ranks_share_a_node()) return;
-    Case test = kSmallHt;
-    test.max_tokens = 12;
-    test.top_k = 3;
-    test.uneven = true;
+    Case test = uneven_case(env);
     test.drops = true;
     test.recv_rows = 12;
     replay_beside(env, &test, &test);
@@ -86,12 +83,8 @@ EP_TEST(updates_that_drop_rows_are_captured) {
 
 EP_TEST(updates_by_expert_are_captured) {
     if (!ranks_share_a_node()) return;
-    Case test = kSmallHt;
+    Case test = uneven_case(env);
     test.kind = kHtZones;
-    test.max_tokens = 12;
-    test.top_k = 3;
-    test.local_experts = 3;
-    test.uneven = true;
     test.alignment = 4;
     test.recv_rows = 24;
     test.drops = true;

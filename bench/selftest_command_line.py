@@ -58,6 +58,11 @@ class CommandLineTest(unittest.TestCase):
         done = run_alone(_PROGRAM, "--version")
         self.assertRegex(done.stdout, r"^ep_bench (\d+\.\d+\.\d+), libnccl_ep \1\n$")
 
+    def test_ep_bench_2_refuses_what_it_cannot_measure(self) -> None:
+        for words in (("--top-k", "9", "--experts", "8"), ("--alignment", "0"), ("--layouts", "ll"), ("--sms", "a"),
+                      ("--tokens", "4k")):
+            done = run_alone(_PROGRAM.with_name("ep_bench_2"), *words)
+            self.assertEqual((done.returncode, done.stdout), (2, ""), words)
 
     def test_other_programs_do_so_too(self) -> None:
         for program, status in (("ep_test", 1), ("moe_layer", 2)):

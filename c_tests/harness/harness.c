@@ -168,7 +168,9 @@ bool ep_read_options(int argc, char** argv, const EpOption* options, size_t coun
             continue;
         }
         if (++i == argc) return false;
-        if (found->number != NULL) *found->number = (unsigned)strtoul(argv[i], NULL, 10);
+        char* end = argv[i];
+        if (found->number != NULL) *found->number = (unsigned)strtoul(argv[i], &end, 10);
+        if (found->number != NULL && (end == argv[i] || *end != '\0')) return false;
         if (found->text != NULL) *found->text = argv[i];
     }
     return true;

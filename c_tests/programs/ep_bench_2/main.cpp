@@ -305,6 +305,19 @@ std::vector<std::string> Split(const char* list) {
     return names;
 }
 
+bool Fit(const Options& options, unsigned ranks) {
+    static const std::set<std::string> kLayouts = {"ht-flat", "ht-expert", "ll-expert", "ll-rank"};
+    for (const std::string& layout : Split(options.layouts)) {
+        if (kLayouts.count(layout) == 0) return false;
+    }
+    for (const std::string& sms : Split(options.sms)) {
+        const bool is_number = sms.size() <= 5 && sms.find_first_not_of("0123456789") == std::string::npos;
+        if (sms.empty() || (sms != "auto" && sms != "all" && !is_number)) return false;
+    }
+    const bool named = options.top_k > 0 && options.top_k <= options.experts && options.experts % ranks == 0;
+    return named && options.alignment > 0 && options.iters > 0 && options.ops > 0;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -317,11 +330,14 @@ int main(int argc, char** argv) {
                               {"--ops", &options.ops, nullptr},         {"--memory", &options.memory, nullptr},
                               {"--layouts", nullptr, &options.layouts}, {"--sms", nullptr, &options.sms},
                               {"--json", nullptr, &options.json}};
-    if (!ep_read_options(argc, argv, table, std::size(table), nullptr) || options.iters == 0 || options.ops == 0) {
+    if (!ep_read_options(argc, argv, table, std::size(table), nullptr) ||
+        !Fit(options, static_cast<unsigned>(env.size))) {
         if (env.rank == 0) fprintf(stderr, "usage: the head of c_tests/programs/ep_bench_2/main.cpp\n");
         ep_release(&env);
         return 2;
     }
+    FILE* file = env.rank == 0 && options.json != nullptr ? fopen(options.json, "w") : nullptr;
+    EP_REQUIRE(env.rank != 0 || options.json == nullptr || file != nullptr);
     std::string runs, command = "mpirun -np " + std::to_string(env.size) + " ep_bench_2";
     for (int i = 1; i < argc; ++i) command += std::string(" ") + argv[i];
     for (const std::string& layout : Split(options.layouts)) {
@@ -329,11 +345,11 @@ int main(int argc, char** argv) {
             runs += (runs.empty() ? "" : ",\n") + Run(env, options, layout, sms, command);
         }
     }
-    FILE* file = env.rank == 0 && options.json != nullptr ? fopen(options.json, "w") : nullptr;
+    bool written = true;
     if (file != nullptr) {
         fprintf(file, "{\"label\": \"this library\", \"runs\": [\n%s\n]}\n", runs.c_str());
-        fclose(file);
+        written = fclose(file) == 0;
     }
     ep_release(&env);
-    return 0;
+    return written ? 0 : 1;
 }

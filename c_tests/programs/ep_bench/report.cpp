@@ -179,6 +179,33 @@ void PrintOperation(const Result& result, int width, bool dispatch) {
     printf("\n");
 }
 
+void PrintNetwork(const Options& options, const Result& result) {
+    printf("%-44s %24s %24s\n", ("Network, " + std::to_string(result.nodes) + " nodes:").c_str(), "dispatch",
+           "combine");
+    const PacedTimes& idle = result.timing.idle;
+    PrintConvention(options, result, "once: distinct (token, other node)", &RankFigures::network_rows);
+    PrintBytes("sent: by this library, mean of all ranks",
+               {result.Mean(&RankFigures::network_dispatch), result.Mean(&RankFigures::network_combine)}, idle);
+    PrintBytes("sent: by the rank that sends most",
+               {result.Max(&RankFigures::network_dispatch), result.Max(&RankFigures::network_combine)}, idle);
+}
+
+// Nothing if NCCL alone was not measured.
+void PrintNetworkTable(const std::vector<Result>& results) {
+    if (results.empty() || !results[0].timing.nccl_alone) return;
+    const int width = WidthOf(results);
+    printf(
+        "\n# network: NCCL alone sends the same bytes between the same ranks, one message for each pair, in one group\n"
+        "# medians of the slowest rank in us; host: inside the calls; bytes: mean of all ranks\n");
+    printf("# %-8s %*s %12s %-7s %10s %10s %10s %7s %10s %10s %10s\n", "op", width, "tokens", "bytes", "way", "alone",
+           "library", "more", "ratio", "host alone", "host", "more");
+    for (const Result& result : results) {
+        PrintOperation(result, width, true);
+        PrintOperation(result, width, false);
+    }
+    fflush(stdout);
+}
+
 }  // namespace
 
 void PrintHeader(const Options& options, int ranks, bool on_hostsim) {
@@ -253,32 +280,6 @@ void PrintTable(const Options& options, const std::vector<Result>& results) {
         PrintRow(options, result, width, false);
     }
     PrintNetworkTable(results);
-    fflush(stdout);
-}
-
-void PrintNetwork(const Options& options, const Result& result) {
-    printf("%-44s %24s %24s\n", ("Network, " + std::to_string(result.nodes) + " nodes:").c_str(), "dispatch",
-           "combine");
-    const PacedTimes& idle = result.timing.idle;
-    PrintConvention(options, result, "once: distinct (token, other node)", &RankFigures::network_rows);
-    PrintBytes("sent: by this library, mean of all ranks",
-               {result.Mean(&RankFigures::network_dispatch), result.Mean(&RankFigures::network_combine)}, idle);
-    PrintBytes("sent: by the rank that sends most",
-               {result.Max(&RankFigures::network_dispatch), result.Max(&RankFigures::network_combine)}, idle);
-}
-
-void PrintNetworkTable(const std::vector<Result>& results) {
-    if (results.empty() || !results[0].timing.nccl_alone) return;
-    const int width = WidthOf(results);
-    printf(
-        "\n# network: NCCL alone sends the same bytes between the same ranks, one message for each pair, in one group\n"
-        "# medians of the slowest rank in us; host: inside the calls; bytes: mean of all ranks\n");
-    printf("# %-8s %*s %12s %-7s %10s %10s %10s %7s %10s %10s %10s\n", "op", width, "tokens", "bytes", "way", "alone",
-           "library", "more", "ratio", "host alone", "host", "more");
-    for (const Result& result : results) {
-        PrintOperation(result, width, true);
-        PrintOperation(result, width, false);
-    }
     fflush(stdout);
 }
 

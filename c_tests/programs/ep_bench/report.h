@@ -14,11 +14,6 @@ void PrintResult(const Options& options, const Result& result);
 void PrintFirstUse(double bytes);
 void PrintTable(const Options& options, const std::vector<Result>& results);
 
-// On several nodes.
-void PrintNetwork(const Options& options, const Result& result);
-// Nothing if NCCL alone was not measured.
-void PrintNetworkTable(const std::vector<Result>& results);
-
 // All that one process measured.
 struct Measurements {
     const std::vector<Result>& results;

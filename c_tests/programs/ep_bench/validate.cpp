@@ -31,6 +31,10 @@ RefLayout LayoutLl(const Session& session) {
     return ref_expert_major(session.received.sizes[0], session.received.sizes[1]);
 }
 
+RefLayout LayoutByRank(const Session& session) {
+    return ref_rank_major(session.received.sizes[0], session.received.sizes[1]);
+}
+
 std::vector<Part> PartsLl(const Routing& routing, RefLayout layout) {
     std::vector<int32_t> counts(layout.parts);
     const ref::RowNumbers numbers(ref_ll_slots(&routing.all(), routing.rank(), layout, counts.data()));
@@ -46,7 +50,7 @@ std::vector<Part> PartsLl(const Routing& routing, RefLayout layout) {
 
 // One for each source.
 std::vector<Part> PartsByRank(const Routing& routing, const Session& session) {
-    const RefLayout layout = ref_rank_major(session.received.sizes[0], session.received.sizes[1]);
+    const RefLayout layout = LayoutByRank(session);
     std::vector<Part> parts(layout.parts);
     for (unsigned source = 0; source < layout.parts; ++source) {
         parts[source].first_row = ref_layout_row(layout, source, 0);
@@ -121,7 +125,6 @@ class Validation {
    private:
     uint64_t WrongCounts() const;
     uint64_t WrongRouting() const;
-    RefLayout LayoutByRank() const { return ref_rank_major(session_.received.sizes[0], session_.received.sizes[1]); }
     uint64_t WrongScaled(const ncclNDTensor_t& tokens, const ncclNDTensor_t& scales, const Part& part) const;
 
     const Options& options_;
@@ -167,14 +170,14 @@ uint64_t Validation::WrongCounts() const {
 // Rows with wrong ids or weights; unused ones, too, but rank-major their weights may be any.
 uint64_t Validation::WrongRouting() const {
     const RefRouting& all = routing_.all();
-    const size_t rows = options_.by_rank ? ref_layout_rows(LayoutByRank()) : session_.received.sizes[0];
+    const size_t rows = options_.by_rank ? ref_layout_rows(LayoutByRank(session_)) : session_.received.sizes[0];
     const size_t top_k = routing_.shape().top_k;
     const auto got_ids = Download<int64_t>(session_.received_idx, 0, rows);
     const auto got_weights = Download<float>(session_.received_weights, 0, rows);
     std::vector<int64_t> ids(rows * top_k);
     std::vector<float> weights(got_weights);
     if (options_.by_rank) {
-        ref_rank_beside(&all, routing_.rank(), LayoutByRank(), ids.data(), weights.data());
+        ref_rank_beside(&all, routing_.rank(), LayoutByRank(session_), ids.data(), weights.data());
     } else {
         ref_ht_dispatch_routing(&all, &all, routing_.rank(), static_cast<unsigned>(rows), ids.data(), weights.data());
     }
@@ -238,7 +241,7 @@ uint64_t Validation::WrongCombine() const {
     const size_t hidden = results_.hidden;
     std::vector<uint16_t> expected(routing_.tokens() * hidden);
     if (options_.by_rank) {
-        ref_rank_combine(&all, rank, LayoutByRank(), &results_, expected.data());
+        ref_rank_combine(&all, rank, LayoutByRank(session_), &results_, expected.data());
     } else if (options_.low_latency()) {
         ref_ll_combine_as(Sums(), &all, &all, rank, LayoutLl(session_), &results_, expected.data());
     } else {

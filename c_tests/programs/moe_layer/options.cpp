@@ -17,8 +17,7 @@ const char kUsage[] =
     "  --seed N                seed of all parameters (1)\n"
     "  --text FILE             text to take the tokens from\n"
     "  --fp8                   dispatches cast the rows to e4m3, with a scale for 128 elements\n"
-    "  --picture               a table of the rows from each rank to each, of the first layer\n"
-    "  --spoil                 swap the results of two tokens: the run has to fail\n";
+    "  --picture               a table of the rows from each rank to each, of the first layer\n";
 
 namespace {
 
@@ -69,8 +68,7 @@ std::string ParseOptions(int argc, char** argv, size_t num_ranks, Options* optio
          Count("hidden", &model->hidden), Count("ffn", &model->ffn), Count("experts", &model->num_experts),
          Count("top-k", &model->top_k), Count("layers", &model->num_layers), Count("seed", &model->seed),
          ep::Text(0, "text", &options->text_path), ep::Switch(0, "fp8", &options->fp8),
-         ep::Switch(0, "picture", &options->picture), ep::Switch(0, "spoil", &options->spoil),
-         ep::Switch(0, "help", &options->help)});
+         ep::Switch(0, "picture", &options->picture), ep::Switch(0, "help", &options->help)});
     if (!refusal.empty()) return refusal;
     size_t& num_experts = model->num_experts;
     if (num_experts == 0) num_experts = (kDefaultExperts + num_ranks - 1) / num_ranks * num_ranks;

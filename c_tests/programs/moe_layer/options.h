@@ -13,7 +13,6 @@ struct Options {
     std::string text_path;  // empty: the text of the repository
     bool fp8 = false;
     bool picture = false;  // who sent how many rows to whom
-    bool spoil = false;
     bool help = false;
 };
 

@@ -13,21 +13,9 @@ if ! [ -f "$CUDA_HOME/include/nvtx3/nvtxDetail/nvtxTypes.h" ]; then
     echo "0 passed, 0 failed"
     exit 77
 fi
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-passed=0
-failed=0
-check() {
-    if "${@:2}"; then
-        passed=$((passed + 1))
-    else
-        failed=$((failed + 1))
-        echo "FAILED: $1"
-        sort "$work/heard" | uniq -c || true
-    fi
-}
-heard() { grep -qx "$1" "$work/heard"; }
-runs() { timeout 60 mpirun -np 1 env NVTX_INJECTION64_PATH="$1" NVTX_TEST_OUTPUT="$work/heard" "$program" >"$work/log" 2>&1 || { cat "$work/log"; return 1; }; }
+. "$here/../package/checks.sh"
+heard() { grep -qx "$1" "$work/heard" || { sort "$work/heard" | uniq -c; false; }; }
+runs() { timeout 60 mpirun -np 1 env NVTX_INJECTION64_PATH="$1" NVTX_TEST_OUTPUT="$work/heard" "$program"; }
 
 gcc -std=c11 -Wall -Wextra -Werror -fPIC -shared "$here/tool.c" -o "$work/tool.so" \
     -isystem "$CUDA_HOME/include"
@@ -39,5 +27,4 @@ check "the domain" heard "domain NCCL EP"
 check "every range ends" heard "open 0"
 check "all as in NVTX's header" heard "wrong 0"
 check "a tool that is not there is no obstacle" runs "$work/none.so"
-echo "$passed passed, $failed failed"
-[ $failed = 0 ]
+finish

@@ -36,7 +36,9 @@ bool names(const char* text, int rank) {
     return at != NULL && (at[strlen(name)] < '0' || at[strlen(name)] > '9');
 }
 
-bool locates(const DeathRank* self, const char* text) {
+// Whether `text` is of this rank and of the network between nodes, and names its node, the victim with
+// its node, and the operation that needed the network.
+static bool locates(const DeathRank* self, const char* text) {
     const unsigned there = ep_node_of((unsigned)self->victim);
     char waiter[48];
     char rail_peer[48];

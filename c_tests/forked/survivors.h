@@ -21,9 +21,6 @@ void expect_waiter_named(const char* text);
 // Whether `text` contains the number of this rank.
 bool names(const char* text, int rank);
 
-// Whether `text` is of this rank and of the network between nodes, and names its node, the victim with
-// its node, and the operation that needed the network.
-bool locates(const DeathRank* self, const char* text);
 // Checks, after the texts of all survivors, that one of them names the victim; with kernels over several
 // nodes also that one says where the network failed.
 void expect_victim_named(const DeathRank* self);

@@ -169,13 +169,15 @@ int ep_main(int argc, char** argv) {
 __attribute__((weak)) int main(int argc, char** argv) { return ep_main(argc, argv); }
 
 bool ep_read_options(int argc, char** argv, const EpOption* options, size_t count, const char** word) {
+    bool has_word = word == NULL;
     for (int i = 1; i < argc; ++i) {
         const EpOption* found = NULL;
         for (size_t n = 0; n < count; ++n) {
             if (strcmp(argv[i], options[n].name) == 0) found = &options[n];
         }
-        if (found == NULL && (word == NULL || argv[i][0] == '-')) return false;
+        if (found == NULL && (has_word || argv[i][0] == '-')) return false;
         if (found == NULL) {
+            has_word = true;
             *word = argv[i];
             continue;
         }

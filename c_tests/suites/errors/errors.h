@@ -2,8 +2,6 @@
 // test breaks one of them at a time. Every string that names a refusal is the id of a row of docs/errors.md.
 #pragma once
 
-#include <stdatomic.h>
-
 #include "harness/harness.h"
 
 // ---- One refusal -------------------------------------------------------------------------------
@@ -98,13 +96,6 @@ bool on_some_rank(bool here);
 // reported it. Returns whether it was the own deadline.
 bool check_misses_odd_rank(const Session* session, double limit, const char* operation,
                            const char* awaited, const char* last);
-// Work of the program that stands before the group's on a stream until the gate is opened, at most so many seconds.
-typedef struct Gate {
-    atomic_bool is_closed;
-    double seconds;
-} Gate;
-void close_gate(Gate* gate, const EpEnv* env, double seconds);
-void open_gate(Gate* gate);
 
 // Replaces the failed group and its handle and checks that the new ones work.
 void recover(Session* session);

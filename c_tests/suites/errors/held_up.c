@@ -1,38 +1,21 @@
 // Operations that do not begin, as work of the program stands before them on their stream.
-#define _GNU_SOURCE  // usleep
-#include <unistd.h>
-
 #include "harness/nodes.h"
 #include "suites/errors/errors.h"
-
-static void hold(void* closed) {
-    Gate* gate = closed;
-    const double start = ep_seconds();
-    while (atomic_load(&gate->is_closed) && ep_seconds() - start < gate->seconds) usleep(100);
-}
-
-void close_gate(Gate* gate, const EpEnv* env, double seconds) {
-    atomic_init(&gate->is_closed, true);
-    gate->seconds = seconds;
-    EP_REQUIRE_CUDA(cudaLaunchHostFunc(env->stream, hold, gate));
-}
-
-void open_gate(Gate* gate) { atomic_store(&gate->is_closed, false); }
 
 // The end of a group does not wait for them for ever, though their own deadline has not begun.
 static void end_behind_a_gate(const EpEnv* env, ncclEpAlgorithm_t algorithm) {
     Session session = open_timed_session(env, algorithm, kShortTimeoutMs);
     check_works(&session);
     ep_barrier();
-    Gate gate;
-    close_gate(&gate, env, 0.01 * kShortTimeoutMs);
+    EpGate gate;
+    ep_gate_close(&gate, env->stream);
     EP_CHECK_NCCL(make_valid_call(&session, kDispatch, 0));
     const double start = ep_seconds();
     EP_LOST("group-held-up", ncclEpGroupDestroy(session.group, env->stream),
             "ncclEpGroupDestroy: its operations have not ended within * ms");
     const double waited = ep_seconds() - start;
     EP_CHECK(waited >= 0.002 * kShortTimeoutMs && waited < 0.002 * kShortTimeoutMs + 1.0);
-    open_gate(&gate);
+    ep_gate_open(&gate);
     (void)cudaStreamSynchronize(env->stream);
     ep_barrier();
     EP_CHECK_NCCL(open_group(&session));
@@ -48,8 +31,8 @@ EP_TEST_HT(ht_handle_behind_a_gate) {
     check_works(&session);
     EP_CHECK_NCCL(ncclEpHandleDestroy(session.handle));
     ep_barrier();
-    Gate gate;
-    close_gate(&gate, env, 0.01 * kShortTimeoutMs);
+    EpGate gate;
+    ep_gate_close(&gate, env->stream);
     const double start = ep_seconds();
     EP_LOST("handle-ht-held-up", open_handle(&session),
             "ncclEpCreateHandle: the handle's routing was not exchanged within %u ms, without word of ranks [0*",
@@ -57,7 +40,7 @@ EP_TEST_HT(ht_handle_behind_a_gate) {
     const double waited = ep_seconds() - start;
     EP_CHECK(waited >= 0.002 * kShortTimeoutMs && waited < 0.002 * kShortTimeoutMs + 1.0);
     ep_barrier();
-    open_gate(&gate);
+    ep_gate_open(&gate);
     (void)cudaStreamSynchronize(env->stream);
     session.handle = NULL;
     recover_and_close(&session);

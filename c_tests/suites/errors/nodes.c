@@ -230,8 +230,8 @@ static void hold_up_a_new_handle(const EpEnv* env, bool alone) {
     ep_sync(env);
     Session late = session;
     const bool is_held = !alone || is_odd(env);
-    Gate gate;
-    if (is_held) close_gate(&gate, env, 0.005 * kTimeoutMs);
+    EpGate gate;
+    if (is_held) ep_gate_close(&gate, env->stream);
     EP_CHECK_NCCL(make_valid_call(&session, kDispatch, 0));
     EP_CHECK_NCCL(open_handle(&late));
     ep_barrier();
@@ -246,7 +246,7 @@ static void hold_up_a_new_handle(const EpEnv* env, bool alone) {
     EP_CHECK(alone || on_some_rank(knows));
     expect_failure(&session, 0.002 * kTimeoutMs + 1.0);
     EP_CHECK(ep_seconds() - start <= 0.002 * kTimeoutMs + 1.0);
-    if (is_held) open_gate(&gate);
+    if (is_held) ep_gate_open(&gate);
     (void)cudaStreamSynchronize(env->stream);
     EP_CHECK_NCCL(ncclEpHandleDestroy(late.handle));
     ep_barrier();

@@ -162,6 +162,7 @@ static void* unchanged_rows(RefRun* run) {
 }
 
 bool ref_check_dispatch(RefRun* run) {
+    ep_sync(run->env);
     EP_SCOPED void* tokens = unchanged_rows(run);
     EP_SCOPED void* scales = ref_host_poison(run->scales_out.bytes);
     EP_SCOPED int32_t* counts = ref_host_poison(run->counter.bytes);
@@ -246,6 +247,7 @@ ncclResult_t ref_launch_combine(RefRun* run, RefPass pass, cudaStream_t stream) 
 }
 
 bool ref_check_combine(RefRun* run) {
+    ep_sync(run->env);
     EP_SCOPED void* combined = ref_host_poison(run->combined.bytes);
     const unsigned rank = rank_of(run);
     if (run->ht) {
@@ -273,10 +275,7 @@ bool ref_check(RefRun* run) {
 }
 
 // Whole operations leave nothing to complete.
-static void complete(const RefRun* run) {
-    EP_CHECK_NCCL(ncclEpComplete(run->handle, NULL, run->env->stream));
-    ep_sync(run->env);
-}
+static void complete(const RefRun* run) { EP_CHECK_NCCL(ncclEpComplete(run->handle, NULL, run->env->stream)); }
 
 void ref_dispatch_as(RefRun* run, RefPass pass) {
     ref_prepare_dispatch(run);

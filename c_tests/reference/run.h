@@ -126,6 +126,7 @@ void ref_run_change(RefRun* run, RefChange change);
 
 void ref_prepare_dispatch(RefRun* run);
 ncclResult_t ref_launch_dispatch(RefRun* run, RefPass pass, cudaStream_t stream);
+// Waits for the stream of the environment first, as the other checks do.
 bool ref_check_dispatch(RefRun* run);
 // Copies the rows of a view for the check, behind the dispatch. Whole ones do so themselves, staged ones at the latest
 // when they are checked.

@@ -66,7 +66,6 @@ static void on_some_ranks(EpEnv* env, RefOpening opening) {
     } else {
         forward(&run, &cast);
     }
-    ep_sync(env);
     ref_check_dispatch(&run);
     ref_buffer_free(&cast.rows);
     ref_buffer_free(&cast.scales);

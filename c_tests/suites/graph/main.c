@@ -164,7 +164,6 @@ static void renew(Fixture* fixture, const Step* steps) {
 }
 
 static void check(Fixture* fixture, const Step* steps) {
-    EP_CHECK_CUDA(cudaStreamSynchronize(fixture->env->stream));
     for (unsigned i = 0; i < fixture->num_runs; ++i) {
         if (dispatches(steps, i)) ref_check_dispatch(&fixture->runs[i]);
         if (combines(steps, i)) ref_check_combine(&fixture->runs[i]);

@@ -56,7 +56,6 @@ static void beside_an_open_one(EpEnv* env, bool ht) {
         EP_CHECK_NCCL(ref_launch_combine(run, kRefStaged, pair.aside));
         complete(run, pair.aside);
         cudaGraphExec_t graph = ep_instantiate(ep_end_capture(pair.aside));
-        ep_sync(env);
         ref_check(other);
         replay_pair(run, graph);
     }

@@ -96,7 +96,6 @@ EP_TEST(ll_choices_in_graphs) {
             ref_prepare_combine(&run);
             run.sums = others;
             ep_replay(&captured);
-            ep_sync(env);
             ref_check_combine(&run);
             run.sums = own;
             ref_combine(&run);

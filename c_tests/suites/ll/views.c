@@ -90,7 +90,6 @@ EP_TEST(views_beside_a_late_block) {
                 usleep(round * kStepMicroseconds);
                 ep_release_block();
             }
-            ep_sync(env);
             ref_check_dispatch(&run);
         }
     }
@@ -156,7 +155,6 @@ EP_TEST(views_that_are_overtaken) {
         RefRun* last = &batches[2];
         last->keeps_view = true;  // still what the dispatch left there?
         ref_keep_view(last, env->stream);
-        ep_sync(env);
         ref_check_dispatch(last);
         for (unsigned i = 1; i < kBatches; ++i) ref_combine(&batches[i]);
     }
@@ -184,7 +182,6 @@ EP_TEST(views_in_graphs) {
         ref_routing_free(run->sent);  // what a replay sends
         run->sent = ref_routing_copy(run->now);
         ep_replay(&captured);
-        ep_sync(env);
         ref_check(run);
         if (i % 3 == 1) ref_pair(&batches[1]);
         if (i % 3 == 2) ref_dispatch(&batches[2]);
@@ -209,7 +206,6 @@ EP_TEST(views_back_to_back) {
         if (i % 7 != 6) EP_CHECK_NCCL(ref_launch_combine(run, kRefWhole, env->stream));
         if (i % 20 == 19) {
             EP_CHECK_NCCL(ref_launch_combine(run, kRefWhole, env->stream));
-            ep_sync(env);
             ref_check(run);
         }
     }
@@ -259,7 +255,6 @@ EP_TEST(views_of_a_captured_combine) {
         ref_dispatch(&run);
         ref_prepare_combine(&run);
         ep_replay(&captured);
-        ep_sync(env);
         ref_check_combine(&run);
         ref_run_draw(&run, kRefDistinct, 6000 + round);
         ref_pair(&run);
@@ -280,7 +275,6 @@ EP_TEST(views_that_end_before_they_are_complete) {
     EP_CHECK_NCCL(ncclEpComplete(batches[2].handle, NULL, env->stream));
     EP_CHECK(batches[0].view == batches[2].view);
     EP_CHECK_NCCL(ncclEpComplete(batches[0].handle, NULL, env->stream));
-    ep_sync(env);
     ref_check_dispatch(&batches[2]);
     ref_runs_close(batches, kBatches);
 }

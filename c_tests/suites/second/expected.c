@@ -51,6 +51,7 @@ static void expect_beside(const Run* run, void* ids_out, float* weights) {
 }
 
 void run_check_dispatch(const Run* run, ncclEpPassDir_t pass) {
+    ep_sync(run->env);
     const bool is_forward = pass == NCCL_EP_FWD_PASS;
     const RefBuffer* buffers = run->buffers;
     EP_SCOPED void* tokens = ref_host_poison(buffers[kReceived].bytes);
@@ -104,6 +105,7 @@ void run_check_counters(const Run* run) {
 }
 
 void run_check_combine(const Run* run, ncclEpPassDir_t pass) {
+    ep_sync(run->env);
     EP_SCOPED void* sums = ref_host_poison(run->buffers[kCombined].bytes);
     EP_SCOPED float* gradients = ref_host_poison(run->buffers[kGradients].bytes);
     const bool has_gradients = pass == NCCL_EP_BWD_PASS;

@@ -1,6 +1,6 @@
 // Handles in memory of callers: what a handle keeps is one block of bytes, which works wherever it lies. Also in
 // exchanges.c, where high throughput goes on with a copy.
-#define _GNU_SOURCE  // usleep, fdopen
+#define _GNU_SOURCE  // fdopen
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -19,12 +19,10 @@ EP_TEST(a_combine_works_where_its_memory_is) {
         run_open(&run, env, NULL, &test, 710 + test.kind);
         run_route(&run);
         EP_CHECK_NCCL(run_dispatch(&run, NCCL_EP_FWD_PASS));
-        ep_sync(env);
         run_check_dispatch(&run, NCCL_EP_FWD_PASS);
         run_move(&run);
         EP_CHECK_NCCL(run_update(&run));  // which low latency keeps on the host
         EP_CHECK_NCCL(run_combine(&run, NCCL_EP_FWD_PASS));
-        ep_sync(env);
         run_check_combine(&run, NCCL_EP_FWD_PASS);
         run_close(&run);
     }
@@ -57,7 +55,6 @@ EP_TEST(a_graph_follows_the_memory) {
         ep_sync(env);
         run_poison(&run);
         ep_replay(&captured);
-        ep_sync(env);
         run_check_dispatch(&run, NCCL_EP_FWD_PASS);
         run_check_combine(&run, NCCL_EP_BWD_PASS);
     }
@@ -85,7 +82,6 @@ EP_TEST(rows_are_those_of_the_memory) {
         run.handle = before.handle;
         EP_CHECK_NCCL(run_dispatch(&run, NCCL_EP_FWD_PASS));
         EP_CHECK_NCCL(run_combine(&run, NCCL_EP_BWD_PASS));
-        ep_sync(env);
         run_check_dispatch(&run, NCCL_EP_FWD_PASS);
         run_check_combine(&run, NCCL_EP_BWD_PASS);
         run.handle = own;
@@ -93,8 +89,6 @@ EP_TEST(rows_are_those_of_the_memory) {
         run_close(&before);
     }
 }
-
-static void nap(void* seconds) { usleep((unsigned)(1e6 * *(const double*)seconds)); }
 
 // Where the stream has not come to the memory for long, the operation finds out what comes.
 EP_TEST(rows_in_memory_are_not_waited_for_without_end) {
@@ -105,14 +99,14 @@ EP_TEST(rows_in_memory_are_not_waited_for_without_end) {
     test.in_memory = true;
     run_open(&run, env, NULL, &test, 760);
     run_route(&run);
-    double held_up = 2.5;
+    EpGate gate;
     ep_barrier();
-    EP_CHECK_CUDA(cudaLaunchHostFunc(env->stream, nap, &held_up));
+    ep_gate_close(&gate, env->stream);
     const double start = ep_seconds();
     EP_CHECK_NCCL(run_dispatch(&run, NCCL_EP_FWD_PASS));
     const double waited = ep_seconds() - start;
     EP_CHECK(waited >= 1.0 && waited < 2.0);
-    ep_sync(env);
+    ep_gate_open(&gate);
     run_check_dispatch(&run, NCCL_EP_FWD_PASS);
     run_close(&run);
 }

@@ -90,7 +90,7 @@ ncclResult_t run_update(const Run* run);
 ncclResult_t run_dispatch(const Run* run, ncclEpPassDir_t pass);
 ncclResult_t run_combine(const Run* run, ncclEpPassDir_t pass);
 
-// What the last ones must have left; counters are poison afterwards.
+// What the last ones must have left, once the stream of the environment has ended; counters are poison afterwards.
 void run_check_counters(const Run* run);
 void run_check_dispatch(const Run* run, ncclEpPassDir_t pass);
 void run_check_combine(const Run* run, ncclEpPassDir_t pass);

@@ -299,6 +299,21 @@ void ref_pair(RefRun* run) {
     ref_combine(run);
 }
 
+void ref_play_dispatch(void* context) {
+    RefRun* run = context;
+    EP_CHECK_NCCL(ref_launch_dispatch(run, kRefWhole, run->env->stream));
+}
+
+void ref_play_combine(void* context) {
+    RefRun* run = context;
+    EP_CHECK_NCCL(ref_launch_combine(run, kRefBackward, run->env->stream));
+}
+
+void ref_play_pair(void* run) {
+    ref_play_dispatch(run);
+    ref_play_combine(run);
+}
+
 void ref_overwrite_inputs(RefRun* run) {
     ref_buffer_poison(&run->tokens_in);
     ref_buffer_poison(&run->scales_in);

@@ -147,6 +147,11 @@ void ref_dispatch(RefRun* run);
 void ref_combine(RefRun* run);
 void ref_pair(RefRun* run);  // one of each
 
+// Launches them on that stream, as work for ep_capture; combines of high throughput have gradients.
+void ref_play_dispatch(void* run);
+void ref_play_combine(void* run);
+void ref_play_pair(void* run);
+
 // Overwrites all inputs, as a caller may once they have been sent.
 void ref_overwrite_inputs(RefRun* run);
 

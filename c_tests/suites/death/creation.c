@@ -139,11 +139,9 @@ DEATH_CASE(dies_before_an_operation_and_a_handle, kVictimDies) {
     abort_and_go_on(self);
 }
 
-static void make_trip(RefRun* run, const DeathRank* self) {
-    const cudaStream_t stream = self->env.stream;
-    EP_CHECK_NCCL(ref_launch_dispatch(run, kRefWhole, stream));
-    EP_CHECK_NCCL(ref_launch_combine(run, kRefWhole, stream));
-    EP_CHECK_CUDA(cudaStreamSynchronize(stream));
+static void make_trip(RefRun* run) {
+    ref_play_pair(run);
+    ep_sync(run->env);
     EP_CHECK_RESULT(ep_group_state(run->group), ncclSuccess);
 }
 
@@ -195,11 +193,11 @@ DEATH_CASE(creation_is_lost_beside_a_group, kVictimLives) {
 
     if (!is_victim(self)) expect_no_group(self, lost, lost_stream);
     meet(self, kNoticed, env->size);
-    make_trip(&before, self);
+    make_trip(&before);
     RefRun after = open_work(&later_env, 2);
     ncclNDTensor_t second_tensor = some_tensor(&after);
     destroy_group(self, &before, &first_tensor);
-    make_trip(&after, self);
+    make_trip(&after);
     destroy_group(self, &after, &second_tensor);
     meet(self, kAllKnow, env->size);
 

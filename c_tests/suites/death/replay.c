@@ -5,15 +5,9 @@
 
 enum { kReplays = 2 };
 
-static void play(void* context) {
-    RefRun* run = context;
-    EP_CHECK_NCCL(ref_launch_dispatch(run, kRefWhole, run->env->stream));
-    EP_CHECK_NCCL(ref_launch_combine(run, run->ht ? kRefBackward : kRefWhole, run->env->stream));
-}
-
 // Captures a pair of operations, which replays as it should.
 static EpCaptured captured_pair(RefRun* run) {
-    const EpCaptured captured = ep_capture(run->env->stream, play, run);
+    const EpCaptured captured = ep_capture(run->env->stream, ref_play_pair, run);
     for (unsigned i = 0; i < kReplays; ++i) {
         ref_prepare(run);
         ep_replay(&captured);

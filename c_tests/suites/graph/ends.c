@@ -12,7 +12,7 @@ enum { kGroups = 3, kMeanwhileUs = 30000, kLooksUs = 300000, kStreams = 2 };
 static cudaGraphExec_t capture(RefRun* run) {
     const cudaStream_t stream = run->env->stream;
     if (!ep_begin_capture(stream)) return NULL;
-    play_pair(run);
+    ref_play_pair(run);
     cudaGraphExec_t graph = ep_instantiate(ep_end_capture(stream));
     EP_CHECK_CUDA(cudaGraphLaunch(graph, stream));
     ref_check(run);

@@ -34,12 +34,6 @@ void pair_close(Pair* pair) {
     ref_runs_close(pair->runs, kPair);
 }
 
-void play_pair(void* context) {
-    RefRun* run = context;
-    EP_CHECK_NCCL(ref_launch_dispatch(run, kRefWhole, run->env->stream));
-    EP_CHECK_NCCL(ref_launch_combine(run, kRefWhole, run->env->stream));
-}
-
 void replay_pair(RefRun* run, cudaGraphExec_t graph) {
     for (unsigned i = 0; i < kReplays; ++i) {
         ref_prepare(run);

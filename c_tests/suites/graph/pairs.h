@@ -19,7 +19,5 @@ void pair_close(Pair* pair);
 // A handle of the pair's group.
 RefRun pair_open_run(const Pair* pair, uint64_t seed);
 
-// A dispatch and a combine of `run`, as work for ep_capture.
-void play_pair(void* run);
 // Launches a graph of these three times, checks what comes of it each time, and releases the graph.
 void replay_pair(RefRun* run, cudaGraphExec_t graph);

@@ -73,11 +73,6 @@ EP_TEST(ll_exact_sums_need_room) {
     ref_combine(&run);  // as the group's own
 }
 
-static void launch(void* context) {
-    RefRun* run = context;
-    EP_CHECK_NCCL(ref_launch_combine(run, kRefWhole, run->env->stream));
-}
-
 // A graph keeps the choice of its capture, and what is captured later has another.
 EP_TEST(ll_choices_in_graphs) {
     REF_SCOPED RefRun run = open_run(env);
@@ -90,7 +85,7 @@ EP_TEST(ll_choices_in_graphs) {
     if (captures && ep_num_nodes() == 1) {
         set(group, other, 2);
         ref_prepare_combine(&run);
-        const EpCaptured captured = ep_capture(env->stream, launch, &run);
+        const EpCaptured captured = ep_capture(env->stream, ref_play_combine, &run);
         EP_CHECK_NCCL(ncclEpSetChoice(group, NCCL_EP_OPERATION_LL_COMBINE, NULL));
         for (unsigned i = 0; i < 2; ++i) {
             ref_prepare_combine(&run);

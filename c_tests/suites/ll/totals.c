@@ -24,11 +24,6 @@ static void expect_more(Counted* counted) {
     for (unsigned i = 0; i < run->local_experts; ++i) counted->expected[i] += counts[i];
 }
 
-static void play(void* context) {
-    RefRun* run = context;
-    EP_CHECK_NCCL(ref_launch_dispatch(run, kRefWhole, run->env->stream));
-}
-
 EP_TEST(rows_are_counted) {
     static const Shape kShape = {3, 16, 4, ncclBfloat16, 64, kRefMessy, true};
     Counted counted;
@@ -54,7 +49,7 @@ EP_TEST(rows_are_counted) {
     expect_totals(&counted);
 
     ref_prepare_dispatch(run);
-    const EpCaptured captured = ep_capture(env->stream, play, run);
+    const EpCaptured captured = ep_capture(env->stream, ref_play_dispatch, run);
     for (unsigned i = 0; i < 2; ++i) {
         ref_prepare_dispatch(run);
         ep_replay(&captured);

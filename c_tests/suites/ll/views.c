@@ -161,13 +161,6 @@ EP_TEST(views_that_are_overtaken) {
     ref_runs_close(batches, kBatches);
 }
 
-static void play_pair(void* context) {
-    RefRun* run = context;
-    const cudaStream_t stream = run->env->stream;
-    EP_CHECK_NCCL(ref_launch_dispatch(run, kRefWhole, stream));
-    EP_CHECK_NCCL(ref_launch_combine(run, kRefWhole, stream));
-}
-
 // A graph has its view at the same place in each replay, so the operation before the dispatch cleans its bank. Between
 // replays others take banks, and leave them.
 EP_TEST(views_in_graphs) {
@@ -176,7 +169,7 @@ EP_TEST(views_in_graphs) {
     open_batches(batches, env, 780);
     RefRun* run = &batches[0];
     ref_pair(run);
-    EpCaptured captured = ep_capture(env->stream, play_pair, run);
+    EpCaptured captured = ep_capture(env->stream, ref_play_pair, run);
     for (unsigned i = 0; i < kReplays; ++i) {
         ref_prepare(run);
         ref_routing_free(run->sent);  // what a replay sends
@@ -232,11 +225,6 @@ EP_TEST(views_beside_copied_rows) {
     }
 }
 
-static void play_combine(void* context) {
-    const RefRun* run = context;
-    EP_CHECK_NCCL(ref_launch_combine(context, kRefWhole, run->env->stream));
-}
-
 // A combine in a graph of its own uses the bank that was filled when it was captured, which the handle's last dispatch
 // need not have filled.
 EP_TEST(views_of_a_captured_combine) {
@@ -246,7 +234,7 @@ EP_TEST(views_of_a_captured_combine) {
     open_view(&run, env, &shape, 995);
     ref_dispatch(&run);
     ref_prepare_combine(&run);
-    EpCaptured captured = ep_capture(env->stream, play_combine, &run);
+    EpCaptured captured = ep_capture(env->stream, ref_play_combine, &run);
     ref_combine(&run);
     ref_pair(&run);
     for (unsigned round = 0; round < kRounds; ++round) {

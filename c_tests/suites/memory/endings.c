@@ -94,17 +94,12 @@ EP_TEST(memory_outlives_operations) {
     ep_sync(env);
 }
 
-static void play(void* context) {
-    RefRun* run = context;
-    EP_CHECK_NCCL(ref_launch_dispatch(run, kRefWhole, run->env->stream));
-}
-
 // While graphs have operations of any group, nothing is unmapped: the memory is kept, and serves again.
 EP_TEST(graphs_keep_memory) {
     const RefShape shape = shape_of(env);
     REF_SCOPED RefRun run = ref_run_open_with(env, NULL, &shape, kRefDistinct, true, ref_ll(2));
     ref_prepare_dispatch(&run);
-    const EpCaptured captured = ep_capture(env->stream, play, &run);
+    const EpCaptured captured = ep_capture(env->stream, ref_play_dispatch, &run);
     if (captured.executable != NULL) {
         ncclEpGroup_t group = open_group(env);
         uint8_t* memory = new_memory(group, kBytes);

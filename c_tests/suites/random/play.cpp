@@ -124,7 +124,6 @@ class Play {
     // combine must be computed before the ids change.
     void Check(Handle& handle) {
         if (!handle.unchecked_dispatch && !handle.unchecked_combine) return;
-        ep_sync(&env_);
         if (handle.unchecked_dispatch) ref_check_dispatch(&handle.run);
         if (handle.unchecked_combine) ref_check_combine(&handle.run);
         handle.unchecked_dispatch = false;

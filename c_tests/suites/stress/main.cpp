@@ -134,7 +134,6 @@ class Stress {
         for (Handle& handle : handles_) {
             if (handle.pending != Operation::kNothing) Complete(handle);
         }
-        ep_sync(&env_);
         if (all) history_->CheckAndFree();
         history_.reset();
         for (const Handle& handle : handles_) {

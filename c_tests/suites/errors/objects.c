@@ -1,6 +1,6 @@
-// Handles and groups that are NULL, destroyed or foreign: each call recognises them without following the pointer. Those
-// of a process in the one that was forked from it: there each call on them, and a new group, is refused at once. Also
-// calls without a pointer for their result.
+// Handles and groups that are NULL, destroyed or foreign: each call recognises them without following the pointer.
+// Those of a process in the one that was forked from it: there each call on them, and a new group, is refused at once.
+// Also calls without a pointer for their result.
 #define _GNU_SOURCE  // alarm, fork
 #include <sys/wait.h>
 #include <unistd.h>

@@ -311,12 +311,13 @@ class EpHandle(Routed[Mode]):
         group.note(operation)
         with group.runtime.current():
             address = group.runtime.stream(stream)
+            if address not in self._ids_kept_for:
+                self._ids_kept_for.add(address)
+                group.runtime.wait_for_event(stream, self._ids_copied)
+                group.runtime.keep_for(stream, [self.topk_idx])
             group.call(function, self.handle, *arguments, send_only, config, address)
             self._keep_if_captured(stream)
         written(given)
-        if address not in self._ids_kept_for:
-            self._ids_kept_for.add(address)
-            group.runtime.keep_for(stream, [self.topk_idx])
         # LL reads the ids in every phase, even after the caller has dropped the handle.
         used = [self.topk_idx, *lists[0].tensors, *lists[1].tensors, *lists[2].tensors]
         group.runtime.hand_over(stream, used)

@@ -55,6 +55,7 @@ class Routed(Generic[Mode]):
         self.ticket = torch.empty(0, dtype=torch.int32, device=group.device)
         self.num_tokens = self.top_k = 0
         self._ids_kept_for: set[int | None] = set()
+        self._ids_copied: Any = None
         with group.runtime.current():
             self._handle = group.call(group.library.ncclEpHandleOpen, group.handle, self.expert_alignment)
 
@@ -100,11 +101,13 @@ class Routed(Generic[Mode]):
         # The streams for which the allocator keeps the ids. It keeps a copy, which nobody else
         # knows of, for the stream that it was made on.
         self._ids_kept_for = {group.runtime.stream(None), group.runtime.stream(stream)}
+        self._ids_copied = None
         if group.algorithm == "ht" and not self.keeps_ids and ids.data_ptr() == topk_idx.data_ptr():
             # A dispatch with weights finds them by the ids. Behind the exchange, which others wait
             # for.
             with group.runtime.on(stream):
                 self.topk_idx = ids.clone()
+                self._ids_copied = group.runtime.event()
             self._ids_kept_for = {group.runtime.stream(stream)}
 
     def _create(self, ids: torch.Tensor, counter: TensorList, stream: int | None) -> None:

@@ -140,6 +140,16 @@ class Runtime:
         """The current stream; None on the CPU."""
         return None if self._stand_ins is not None else torch.cuda.current_stream(self._number)
 
+    def event(self) -> Any:
+        """Marks what the current stream has been given; None on the CPU."""
+        return None if self._stand_ins is not None else torch.cuda.current_stream(self._number).record_event()
+
+    def wait_for_event(self, stream: Any, event: Any) -> None:
+        """Makes `stream`, None for the current one, wait for `event`, if it is one. A captured stream may not wait for
+        what was not captured, and need not: a capture begins when that has ended."""
+        if event is not None and not self.is_capturing(stream):
+            (self.current_stream() if stream is None else stream).wait_event(event)
+
     def wait_for(self, streams: Iterable[Any]) -> None:
         """Makes the current stream wait for what others have been given."""
         for stream in streams:

@@ -98,6 +98,30 @@ def test_complete_on_another_current_stream(group, world, device):
     assert bool((rubbish == 9.0).all())
 
 
+@pytest.mark.high_throughput
+def test_dispatch_waits_for_the_handles_own_copy_of_ids(group, world, device, monkeypatch):
+    """It is made after the exchange, so what waits for the group's last operation does not wait for it."""
+    if device.type != "cuda":
+        pytest.skip("no streams on the CPU")
+    _, size = world
+    ep = group(num_experts=size, hidden=HIDDEN, max_tokens_per_rank=8, dtype=torch.float32, algorithm="ht")
+    ids = torch.arange(8, device=device).reshape(8, 1) % size
+    tokens, weights = torch.ones((8, HIDDEN), device=device), torch.full((8, 1), 2.0, device=device)
+    first, second = torch.cuda.Stream(device), torch.cuda.Stream(device)
+
+    def clone(tensor):
+        made = torch.full_like(tensor, -1)
+        torch.cuda._sleep(20_000_000)
+        return made.copy_(tensor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "clone", clone)
+        handle = ep.create_handle(ids, stream=first)
+    received = handle.dispatch(tokens, weights, stream=second)
+    torch.cuda.synchronize()
+    assert int((received.topk_weights[:handle.num_recv_tokens] == 2.0).sum()) == 8
+
+
 @pytest.fixture
 def addresses(device, cudart) -> list[int]:
     """Of two streams."""

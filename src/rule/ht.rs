@@ -124,22 +124,22 @@ pub fn combine(facts: &GroupFacts, routing: &Routing, tensors: &CombineTensors<'
 
 /// Refuses outputs of a dispatch that cannot hold the rows that come here, if the caller was told how many. If not, the
 /// kernels find out, and the group fails.
-pub fn dispatch_holds(op: &HtDispatch, told: Option<usize>) -> Result<()> {
+pub fn dispatch_holds(op: &HtDispatch, told: usize) -> Result<()> {
     holds(Role::TokensOut, op.out.map_or(usize::MAX, |out| out.rows), told)?;
     holds(Role::IdsOut, op.routing_out.map_or(usize::MAX, |out| out.rows), told)
 }
 
 /// The same for a combine of fewer rows than came here.
-pub fn combine_holds(op: &HtCombine, told: Option<usize>) -> Result<()> {
+pub fn combine_holds(op: &HtCombine, told: usize) -> Result<()> {
     holds(Role::TokensIn, op.expert_rows.rows, told)
 }
 
-fn holds(role: Role, rows: usize, told: Option<usize>) -> Result<()> {
-    match told {
-        Some(received) if rows < received => Err(Error::usage(Subject::Size(role, 0), OfTensor::HoldsAllReceived)
-            .got(rows, format_args!("{received} or more"))),
-        _ => Ok(()),
+fn holds(role: Role, rows: usize, told: usize) -> Result<()> {
+    if rows >= told {
+        return Ok(());
     }
+    let refused = Error::usage(Subject::Size(role, 0), OfTensor::HoldsAllReceived);
+    Err(refused.got(rows, format_args!("{told} or more")))
 }
 
 fn gradients(routing: &Routing, tensors: &CombineTensors<'_>, rows: usize) -> Result<Option<WeightGradients>> {

@@ -17,6 +17,7 @@ use crate::session::views::View;
 use crate::tuning::{Lie, Operation};
 use parking_lot::{Mutex, RwLock};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// A routing of tokens to experts, and its state.
@@ -184,7 +185,7 @@ impl Handle {
             ByMode::Ht(ht) => self.with_ht(ht, (Role::TokensIn, tensors.tokens), |routed| {
                 let mut op = ht::dispatch(facts, &routed.routing, tensors)?;
                 (op.launch, op.way) = (chosen.launch, chosen.way);
-                ht::dispatch_holds(&op, routed.told.get().copied())?;
+                ht::dispatch_holds(&op, routed.told.load(Ordering::Relaxed))?;
                 if let Some(checks) = self.group.checks() {
                     checks.ht_dispatch(&routed.routing, &op, stream);
                 }
@@ -234,7 +235,7 @@ impl Handle {
                 let mut op = ht::combine(facts, &routed.routing, tensors)?;
                 (op.launch, op.way) = (chosen.launch, chosen.way);
                 op.waits = self.group.combine_waits();
-                ht::combine_holds(&op, routed.told.get().copied())?;
+                ht::combine_holds(&op, routed.told.load(Ordering::Relaxed))?;
                 routed.backend.combine(&op, stream)
             }),
         }
@@ -369,7 +370,7 @@ impl Handle {
     fn expected_rows(&self, within: Duration) -> Result<Option<usize>> {
         let rows = self.received_rows(within)?;
         if let (ByMode::Ht((_, handle)), None, Some(rows)) = (&self.mode, &self.given, rows) {
-            let _ = routed(&handle.read())?.told.set(rows);
+            routed(&handle.read())?.told.store(rows, Ordering::Relaxed);
         }
         Ok(rows)
     }

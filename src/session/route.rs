@@ -9,7 +9,8 @@ use crate::model::tensor::DevPtr;
 use crate::rule;
 use crate::rule::handle::{Counter, HandleTensors};
 use crate::session::group::Group;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 
 /// A block in a caller's memory, for routings with `top_k` ids per token.
 pub(super) struct Given {
@@ -35,13 +36,13 @@ impl Own<'_> {
 pub(super) struct Routed<B: ?Sized> {
     pub(super) routing: Routing,
     pub(super) backend: Box<B>,
-    /// The rows that a dispatch delivers here, once the caller has asked.
-    pub(super) told: OnceLock<usize>,
+    /// The rows that a dispatch delivers here, as the caller was last told: a replayed update brings others. At first 0.
+    pub(super) told: AtomicUsize,
 }
 
 impl<B: ?Sized> Routed<B> {
     fn new(routing: Routing, backend: Box<B>) -> Self {
-        Self { routing, backend, told: OnceLock::new() }
+        Self { routing, backend, told: AtomicUsize::new(0) }
     }
 }
 

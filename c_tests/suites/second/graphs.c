@@ -185,6 +185,34 @@ EP_TEST(rows_that_are_counted_first_are_not_captured) {
     run_close(&run);
 }
 
+static void play_update(void* run) { EP_CHECK_NCCL(run_update(run)); }
+
+// Each replay brings its own number of rows, for which operations outside of the graph need room.
+EP_TEST(rows_of_replayed_updates_are_counted_anew) {
+    if (!ranks_share_a_node()) return;
+    Case many = kSmallHt, few = kSmallHt;
+    many.style = kRefOneRank;
+    Run runs[2];
+    run_open(&runs[0], env, NULL, &many, 941);
+    run_open(&runs[1], env, runs[0].group, &few, 942);
+    run_init(&runs[0]);
+    const EpCaptured captured = ep_capture(env->stream, play_update, &runs[0]);
+    const RefBuffer* ids = &runs[0].buffers[kIds];
+    for (unsigned i = 0; i < 2; ++i) {
+        runs[1].handle = runs[0].handle;
+        EP_CHECK_CUDA(cudaMemcpy(ref_buffer_data(ids), ref_buffer_data(&runs[i].buffers[kIds]), ids->bytes,
+                                 cudaMemcpyDefault));
+        ep_replay(&captured);
+        ep_sync(env);
+        run_exchange(&runs[i], NCCL_EP_FWD_PASS);
+        run_exchange(&runs[i], NCCL_EP_BWD_PASS);
+    }
+    ep_release_captured(&captured);
+    runs[1].handle = NULL;
+    run_close(&runs[1]);
+    run_close(&runs[0]);
+}
+
 enum { kLateTokens = 2, kLateMicroseconds = 100000 };
 
 typedef struct {

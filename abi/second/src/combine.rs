@@ -96,86 +96,45 @@ unsafe fn combine(
     config: Option<&ncclEpCombineConfig_t>,
     stream: Stream,
 ) -> Result<()> {
-    let facts = handle.group.session.facts();
-    let direction = config.map(|config| config.pass_direction);
-    let is_backward = is_backward(facts.algorithm, direction)?;
+    let group = &handle.group;
+    let facts = group.session.facts();
+    let is_ll = facts.algorithm == Algorithm::LowLatency;
+    let is_backward = is_backward(facts.algorithm, config.map(|config| config.pass_direction))?;
     absent("inputs.scales", inputs.scales, NO_SCALES)?;
     // SAFETY: this function's contract.
-    let tokens = unsafe { weights_and_tokens(handle, is_backward, inputs) }?;
-    let (weights, tokens) = tokens;
-    // SAFETY: as above.
-    let (out, out_weights) = unsafe {
-        let out = tensor::required(&handle.group, "outputs.tokens", outputs.tokens)?;
-        (out, result_weights(handle, is_backward, outputs)?)
+    let required = |name, raw| unsafe { tensor::required(group, name, raw) };
+    let name = "inputs.topk_weights";
+    let gradients_in = match (is_backward, is_ll) {
+        (true, _) => Some(required(name, inputs.topk_weights)?),
+        (false, false) => absent(name, inputs.topk_weights, "must be NULL in a forward pass").map(|()| None)?,
+        (false, true) => None,
     };
+    let tokens = required("inputs.tokens", inputs.tokens)?;
+    if let Some(dtype) = tokens.dtype.filter(|dtype| !dtype.is_summable()) {
+        let rule = "a combine sums bfloat16, float16 or float32";
+        return Err(refuse::argument("inputs.tokens.datatype", rule).got(dtype, "one of them"));
+    }
+    let out = required("outputs.tokens", outputs.tokens)?;
+    // Elsewhere the caller has applied the weights. NVIDIA's library ignores the field there, too.
+    let has_weights = is_backward || handle.layout == Layout::ExpertMajor;
+    let weights = has_weights.then(|| required("outputs.topk_weights", outputs.topk_weights)).transpose()?;
+    let (token_weights, gradients) = if is_backward { (None, weights) } else { (weights, None) };
     let tokens = match handle.layout {
         Layout::ExpertMajor => first(&tokens, facts.local_experts()),
         Layout::RankMajor => first(&tokens, facts.ranks),
         Layout::Flat | Layout::Zones(_) => tokens,
     };
-    let (token_weights, gradients) = match is_backward {
-        true => (None, out_weights),
-        false => (out_weights, None),
-    };
-    let (tokens, weights) = same_rows(tokens, weights)?;
+    let (tokens, gradients_in) = same_rows(tokens, gradients_in)?;
     let tensors = CombineTensors {
         tokens: Some(&tokens),
-        weights: weights.as_ref(),
+        weights: gradients_in.as_ref(),
         token_weights: token_weights.as_ref(),
         out_tokens: Some(&out),
         out_weights: gradients.as_ref(),
         ..CombineTensors::default()
     };
-    let is_ll = facts.algorithm == Algorithm::LowLatency;
     let staged = is_ll && config.is_some_and(|config| config.send_only != 0);
     handle.core.combine(&tensors, staged, stream)
-}
-
-/// The input rows and, in a backward pass, the gradients of their weights.
-///
-/// # Safety
-/// As of [`ncclEpCombine`].
-unsafe fn weights_and_tokens(
-    handle: &Handle,
-    is_backward: bool,
-    inputs: &ncclEpCombineInputs_t,
-) -> Result<(Option<Tensor>, Tensor)> {
-    let name = "inputs.topk_weights";
-    let weights = match (handle.layout, is_backward) {
-        // SAFETY: this function's contract.
-        (_, true) => unsafe { tensor::required(&handle.group, name, inputs.topk_weights) }.map(Some)?,
-        (Layout::Flat | Layout::Zones(_), false) => {
-            absent(name, inputs.topk_weights, "must be NULL in a forward pass")?;
-            None
-        }
-        // In LL they are among the outputs.
-        _ => None,
-    };
-    // SAFETY: as above.
-    let tokens = unsafe { tensor::required(&handle.group, "inputs.tokens", inputs.tokens) }?;
-    if let Some(dtype) = tokens.dtype.filter(|dtype| !dtype.is_summable()) {
-        let rule = "a combine sums bfloat16, float16 or float32";
-        return Err(refuse::argument("inputs.tokens.datatype", rule).got(dtype, "one of them"));
-    }
-    Ok((weights, tokens))
-}
-
-/// The weights among the outputs: LL reads them, a backward pass writes gradients.
-///
-/// # Safety
-/// As of [`ncclEpCombine`].
-unsafe fn result_weights(
-    handle: &Handle,
-    is_backward: bool,
-    outputs: &ncclEpCombineOutputs_t,
-) -> Result<Option<Tensor>> {
-    let is_needed = is_backward || handle.layout == Layout::ExpertMajor;
-    if !is_needed {
-        // The caller has applied them. NVIDIA's library ignores the field, too.
-        return Ok(None);
-    }
-    // SAFETY: this function's contract.
-    unsafe { tensor::required(&handle.group, "outputs.topk_weights", outputs.topk_weights) }.map(Some)
 }
 
 /// Checks that there are as many gradients as rows.

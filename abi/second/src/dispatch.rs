@@ -4,10 +4,10 @@
 use crate::enums::ncclEpExpertIdKind_t;
 use crate::objects::{Handle, Layout, on_handle};
 use crate::read::{self, is_backward, known, number};
-use crate::received::{Received, Room, check_emptiness};
+use crate::received::{Room, Rows};
 use crate::recipe::{Recipe, Scales};
 use crate::routing;
-use crate::tensor::{self, absent, first, rows};
+use crate::tensor::{self, absent, first};
 use crate::types::{
     cudaStream_t, ncclEpDispatchConfig_t, ncclEpDispatchInputs_t, ncclEpDispatchOutputs_t, ncclEpHandle_t,
     ncclEpLayoutInfo_t, ncclResult_t,
@@ -16,6 +16,7 @@ use nccl_ep_abi::refuse;
 use nccl_ep_core::error::Result;
 use nccl_ep_core::model::group::Algorithm;
 use nccl_ep_core::model::ops::{RoutingCounters, Stream};
+use nccl_ep_core::model::tensor::Tensor;
 use nccl_ep_core::rule::DispatchTensors;
 
 const GLOBAL_IDS: u32 = ncclEpExpertIdKind_t::NCCL_EP_EXPERT_ID_GLOBAL as u32;
@@ -114,9 +115,13 @@ impl Dispatch {
     fn check(&self, algorithm: Algorithm) -> Result<Recipe> {
         let recipe = self.config.as_ref().map(|it| number(it.quant_recipe));
         let recipe = Recipe::of(recipe.unwrap_or(0), algorithm)?;
-        let kind = self.info.as_ref().map(|it| number(it.recv_topk_idx_kind));
-        known("layout_info.recv_topk_idx_kind", kind.unwrap_or(0), 2)?;
+        known("layout_info.recv_topk_idx_kind", self.id_kind(), 2)?;
         Ok(recipe)
+    }
+
+    /// How received ids are numbered.
+    fn id_kind(&self) -> u32 {
+        self.info.as_ref().map_or(0, |it| number(it.recv_topk_idx_kind))
     }
 
     /// # Safety
@@ -126,172 +131,110 @@ impl Dispatch {
         let direction = self.config.as_ref().map(|config| config.pass_direction);
         let is_backward = is_backward(algorithm, direction)?;
         let round = self.config.as_ref().map_or(0, |config| config.round_scales);
+        let given = (&self.inputs, &self.outputs);
         // SAFETY: this function's contract.
         unsafe {
-            let scales = &recipe.scales(&handle.group, (&self.inputs, &self.outputs), round)?;
-            match handle.layout {
-                Layout::ExpertMajor => self.by_expert(handle, scales, stream),
-                Layout::RankMajor => self.by_rank(handle, scales, stream),
-                Layout::Flat | Layout::Zones(_) if is_backward => self.backward(handle, scales, stream),
-                Layout::Flat => self.forward(handle, scales, stream),
-                Layout::Zones(_) => self.forward_by_expert(handle, scales, stream),
+            let scales = recipe.scales(&handle.group, given, round)?;
+            let rows = Rows::read(handle, is_backward, given)?;
+            match algorithm {
+                Algorithm::LowLatency => self.low_latency(handle, rows, (scales, self.counter(handle)?), stream),
+                Algorithm::HighThroughput => {
+                    let counters = self.counters(handle, is_backward)?;
+                    self.high_throughput(handle, rows, (scales, counters), stream)
+                }
             }
         }
     }
 
-    /// LL: whether the receive phase is left to a completion.
-    fn is_staged(&self) -> bool {
-        (self.config.as_ref()).is_some_and(|config| config.send_only != 0)
+    fn low_latency(
+        &self,
+        handle: &Handle,
+        rows: Rows,
+        (scales, counter): (Scales, Option<Tensor>),
+        stream: Stream,
+    ) -> Result<()> {
+        let facts = handle.group.session.facts();
+        let parts = if handle.layout == Layout::RankMajor { facts.ranks } else { facts.local_experts() };
+        let cut = |tensor: Option<Tensor>| tensor.map(|it| first(&it, parts));
+        let rows = Rows {
+            out: first(&rows.out, parts),
+            out_weights: cut(rows.out_weights),
+            out_ids: cut(rows.out_ids),
+            ..rows
+        };
+        let (counter, out_scales) = (cut(counter), cut(scales.out));
+        let tensors =
+            DispatchTensors { counter: counter.as_ref(), ..self.tensors(&rows, &scales, out_scales.as_ref()) };
+        let is_staged = self.config.as_ref().is_some_and(|config| config.send_only != 0);
+        handle.core.dispatch(&tensors, is_staged, stream).map(drop)
     }
 
-    /// Whether received ids number the experts of all ranks.
-    fn has_global_ids(&self) -> bool {
-        let kind = self.info.as_ref().map(|it| number(it.recv_topk_idx_kind));
-        kind == Some(GLOBAL_IDS)
+    fn high_throughput(
+        &self,
+        handle: &Handle,
+        mut rows: Rows,
+        (scales, counters): (Scales, RoutingCounters),
+        stream: Stream,
+    ) -> Result<()> {
+        let room = Room::of(handle, stream)?;
+        rows.check(room)?;
+        let out_scales = room.of_scales(&scales, &mut rows.out)?;
+        let tensors = DispatchTensors { counters, ..self.tensors(&rows, &scales, out_scales.as_ref()) };
+        handle.core.dispatch(&tensors, false, stream).map(drop)
     }
 
+    /// What the core gets of both modes.
+    fn tensors<'a>(&self, rows: &'a Rows, scales: &'a Scales, out_scales: Option<&'a Tensor>) -> DispatchTensors<'a> {
+        DispatchTensors {
+            tokens: Some(&rows.tokens),
+            scales: scales.given.as_ref(),
+            weights: rows.weights.as_ref(),
+            out_tokens: Some(&rows.out),
+            out_scales,
+            out_ids: rows.out_ids.as_ref(),
+            out_weights: rows.out_weights.as_ref(),
+            round_scales: scales.round,
+            global_ids: rows.out_ids.is_some() && self.id_kind() == GLOBAL_IDS,
+            keeps_rest: true,
+            ..DispatchTensors::default()
+        }
+    }
+
+    /// LL: gets the numbers of received rows.
+    ///
     /// # Safety
     /// As of [`ncclEpDispatch`].
-    unsafe fn by_expert(&self, handle: &Handle, scales: &Scales, stream: Stream) -> Result<()> {
-        let Self { inputs, outputs, info, .. } = self;
-        let rule = "must be NULL in low latency, expert-major";
-        absent("inputs.topk_weights", inputs.topk_weights, rule)?;
-        absent("outputs.topk_weights", outputs.topk_weights, rule)?;
-        absent("outputs.topk_idx", outputs.topk_idx, rule)?;
-        let info = info.as_ref();
-        let info = info.ok_or_else(|| refuse::argument("layout_info", "is required in low latency"))?;
-        absent("layout_info.src_rank_counters", info.src_rank_counters, rule)?;
-        // SAFETY: this function's contract.
-        let (tokens, out, counter) = unsafe {
-            let tokens = tensor::required(&handle.group, "inputs.tokens", inputs.tokens)?;
-            let out = tensor::required(&handle.group, "outputs.tokens", outputs.tokens)?;
-            let counter = info.expert_counters;
-            (tokens, out, tensor::required(&handle.group, "layout_info.expert_counters", counter)?)
-        };
-        let experts = handle.group.session.facts().local_experts();
-        let out = first(&out, experts);
-        let out_scales = scales.out.map(|out| first(&out, experts));
-        let tensors = DispatchTensors {
-            counter: Some(&first(&counter, experts)),
-            ..scales.of_rows(&tokens, &out, out_scales.as_ref())
-        };
-        handle.core.dispatch(&tensors, self.is_staged(), stream).map(drop)
-    }
-
-    /// # Safety
-    /// As of [`ncclEpDispatch`].
-    unsafe fn by_rank(&self, handle: &Handle, scales: &Scales, stream: Stream) -> Result<()> {
-        let Self { inputs, outputs, info, .. } = self;
-        let counter = match info {
-            None => std::ptr::null_mut(),
-            Some(info) => {
-                let name = "layout_info.expert_counters";
-                absent(name, info.expert_counters, "must be NULL, rank-major")?;
-                info.src_rank_counters
+    unsafe fn counter(&self, handle: &Handle) -> Result<Option<Tensor>> {
+        const EXPERTS: &str = "layout_info.expert_counters";
+        const RANKS: &str = "layout_info.src_rank_counters";
+        let group = &handle.group;
+        match (&self.info, handle.layout) {
+            (None, Layout::RankMajor) => Ok(None),
+            (None, _) => Err(refuse::argument("layout_info", "is required in low latency")),
+            (Some(info), Layout::RankMajor) => {
+                absent(EXPERTS, info.expert_counters, "must be NULL, rank-major")?;
+                // SAFETY: this function's contract.
+                unsafe { tensor::optional(group, RANKS, info.src_rank_counters) }
             }
-        };
-        // SAFETY: this function's contract.
-        let (tokens, weights, counter) = unsafe {
-            (
-                tensor::required(&handle.group, "inputs.tokens", inputs.tokens)?,
-                tensor::required(&handle.group, "inputs.topk_weights", inputs.topk_weights)?,
-                tensor::optional(&handle.group, "layout_info.src_rank_counters", counter)?,
-            )
-        };
-        // SAFETY: as above.
-        let out = unsafe { Received::read(&handle.group, outputs) }?;
-        let ranks = handle.group.session.facts().ranks;
-        let counter = counter.map(|counter| first(&counter, ranks));
-        let out_rows = first(&out.tokens, ranks);
-        let out_scales = scales.out.map(|out| first(&out, ranks));
-        let tensors = DispatchTensors {
-            weights: Some(&weights),
-            out_ids: Some(&first(&out.ids, ranks)),
-            out_weights: Some(&first(&out.weights, ranks)),
-            counter: counter.as_ref(),
-            global_ids: self.has_global_ids(),
-            ..scales.of_rows(&tokens, &out_rows, out_scales.as_ref())
-        };
-        handle.core.dispatch(&tensors, self.is_staged(), stream).map(drop)
+            (Some(info), _) => {
+                absent(RANKS, info.src_rank_counters, "must be NULL in low latency, expert-major")?;
+                // SAFETY: as above.
+                unsafe { tensor::required(group, EXPERTS, info.expert_counters) }.map(Some)
+            }
+        }
     }
 
+    /// HT: what a forward dispatch of rows by expert reports.
+    ///
     /// # Safety
     /// As of [`ncclEpDispatch`].
-    unsafe fn forward(&self, handle: &Handle, scales: &Scales, stream: Stream) -> Result<()> {
-        let inputs = &self.inputs;
-        // SAFETY: this function's contract.
-        let (tokens, weights, mut out) = unsafe {
-            (
-                tensor::required(&handle.group, "inputs.tokens", inputs.tokens)?,
-                tensor::required(&handle.group, "inputs.topk_weights", inputs.topk_weights)?,
-                Received::read(&handle.group, &self.outputs)?,
-            )
-        };
-        let room = Room::of(handle, stream)?;
-        out.check(room)?;
-        let out_scales = room.of_scales(scales, &mut out.tokens)?;
-        let tensors = DispatchTensors {
-            weights: Some(&weights),
-            out_ids: Some(&out.ids),
-            out_weights: Some(&out.weights),
-            global_ids: self.has_global_ids(),
-            ..scales.of_rows(&tokens, &out.tokens, out_scales.as_ref())
-        };
-        handle.core.dispatch(&tensors, false, stream).map(drop)
-    }
-
-    /// # Safety
-    /// As of [`ncclEpDispatch`].
-    unsafe fn forward_by_expert(&self, handle: &Handle, scales: &Scales, stream: Stream) -> Result<()> {
-        let Self { inputs, outputs, info, .. } = self;
-        let rule = "must be NULL, as each slot is of one expert";
-        absent("outputs.topk_idx", outputs.topk_idx, rule)?;
-        // SAFETY: this function's contract.
-        let (tokens, weights, mut out, mut out_weights) = unsafe {
-            (
-                tensor::required(&handle.group, "inputs.tokens", inputs.tokens)?,
-                tensor::required(&handle.group, "inputs.topk_weights", inputs.topk_weights)?,
-                tensor::required(&handle.group, "outputs.tokens", outputs.tokens)?,
-                tensor::required(&handle.group, "outputs.topk_weights", outputs.topk_weights)?,
-            )
-        };
-        let counters = match info {
-            // SAFETY: as above.
-            Some(info) => unsafe { routing::counters(&handle.group, info, Some(handle.layout)) }?,
-            None => RoutingCounters::default(),
-        };
-        let room = Room::of(handle, stream)?;
-        room.check(&mut [("outputs.tokens", &mut out), ("outputs.topk_weights", &mut out_weights)])?;
-        check_emptiness(rows(&out), rows(&out_weights))?;
-        let out_scales = room.of_scales(scales, &mut out)?;
-        let tensors = DispatchTensors {
-            weights: Some(&weights),
-            out_weights: Some(&out_weights),
-            counters,
-            ..scales.of_rows(&tokens, &out, out_scales.as_ref())
-        };
-        handle.core.dispatch(&tensors, false, stream).map(drop)
-    }
-
-    /// # Safety
-    /// As of [`ncclEpDispatch`].
-    unsafe fn backward(&self, handle: &Handle, scales: &Scales, stream: Stream) -> Result<()> {
-        let Self { inputs, outputs, .. } = self;
-        let rule = "must be NULL in a backward pass";
-        absent("inputs.topk_weights", inputs.topk_weights, rule)?;
-        absent("outputs.topk_weights", outputs.topk_weights, rule)?;
-        absent("outputs.topk_idx", outputs.topk_idx, rule)?;
-        // SAFETY: this function's contract.
-        let (tokens, mut out) = unsafe {
-            (
-                tensor::required(&handle.group, "inputs.tokens", inputs.tokens)?,
-                tensor::required(&handle.group, "outputs.tokens", outputs.tokens)?,
-            )
-        };
-        let room = Room::of(handle, stream)?;
-        room.check(&mut [("outputs.tokens", &mut out)])?;
-        let out_scales = room.of_scales(scales, &mut out)?;
-        let tensors = scales.of_rows(&tokens, &out, out_scales.as_ref());
-        handle.core.dispatch(&tensors, false, stream).map(drop)
+    unsafe fn counters(&self, handle: &Handle, is_backward: bool) -> Result<RoutingCounters> {
+        match (&self.info, handle.layout) {
+            (Some(info), Layout::Zones(_)) if !is_backward => {
+                // SAFETY: this function's contract.
+                unsafe { routing::counters(&handle.group, info, Some(handle.layout)) }
+            }
+            _ => Ok(RoutingCounters::default()),
+        }
     }
 }

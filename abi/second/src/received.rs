@@ -1,61 +1,79 @@
-//! The tensors for the rows that a dispatch delivers, and the room that HT requires in them.
+//! The tensors of a dispatch, and the room that HT requires in those for received rows.
 #![allow(unsafe_code)]
 
-use crate::objects::{Group, Handle};
+use crate::objects::{Handle, Layout};
 use crate::recipe::Scales;
-use crate::tensor::{self, first, rows};
-use crate::types::ncclEpDispatchOutputs_t;
+use crate::tensor::{self, absent, first, rows};
+use crate::types::{ncclEpDispatchInputs_t, ncclEpDispatchOutputs_t};
 use nccl_ep_abi::refuse;
 use nccl_ep_core::error::{Code, Error, Result};
 use nccl_ep_core::model::ops::Stream;
 use nccl_ep_core::model::tensor::Tensor;
 
-/// The tensors of received rows.
-pub struct Received {
-    /// Rows.
+/// The tensors of a dispatch without scales and counters. Which ones there are depends on the layout and the pass.
+pub struct Rows {
+    /// Rows to send.
     pub tokens: Tensor,
     /// Their weights.
-    pub weights: Tensor,
-    /// Their ids.
-    pub ids: Tensor,
+    pub weights: Option<Tensor>,
+    /// Gets received rows.
+    pub out: Tensor,
+    /// Gets their weights.
+    pub out_weights: Option<Tensor>,
+    /// Gets their ids.
+    pub out_ids: Option<Tensor>,
 }
 
-impl Received {
-    /// Reads those of a dispatch that delivers all of them.
+impl Rows {
+    /// Reads those that there are, and refuses others.
     ///
     /// # Safety
     /// As of `ncclEpDispatch`.
-    pub unsafe fn read(group: &Group, outputs: &ncclEpDispatchOutputs_t) -> Result<Self> {
-        // SAFETY: this function's contract.
-        unsafe {
-            Ok(Self {
-                tokens: tensor::required(group, "outputs.tokens", outputs.tokens)?,
-                weights: tensor::required(group, "outputs.topk_weights", outputs.topk_weights)?,
-                ids: tensor::required(group, "outputs.topk_idx", outputs.topk_idx)?,
-            })
-        }
+    pub unsafe fn read(
+        handle: &Handle,
+        is_backward: bool,
+        (inputs, outputs): (&ncclEpDispatchInputs_t, &ncclEpDispatchOutputs_t),
+    ) -> Result<Self> {
+        let group = &handle.group;
+        let (has_weights, has_ids, rule) = match (handle.layout, is_backward) {
+            (Layout::ExpertMajor, _) => (false, false, "must be NULL in low latency, expert-major"),
+            (_, true) => (false, false, "must be NULL in a backward pass"),
+            (Layout::Zones(_), false) => (true, false, "must be NULL, as each slot is of one expert"),
+            _ => (true, true, ""),
+        };
+        let read = |is_there: bool, name, raw| match is_there {
+            // SAFETY: this function's contract.
+            true => unsafe { tensor::required(group, name, raw) }.map(Some),
+            false => absent(name, raw, rule).map(|()| None),
+        };
+        let weights = read(has_weights, "inputs.topk_weights", inputs.topk_weights)?;
+        let out_weights = read(has_weights, "outputs.topk_weights", outputs.topk_weights)?;
+        let out_ids = read(has_ids, "outputs.topk_idx", outputs.topk_idx)?;
+        // SAFETY: as above.
+        let (tokens, out) = unsafe {
+            let tokens = tensor::required(group, "inputs.tokens", inputs.tokens)?;
+            (tokens, tensor::required(group, "outputs.tokens", outputs.tokens)?)
+        };
+        Ok(Self { tokens, weights, out, out_weights, out_ids })
     }
 
-    /// As [`Room::check`], for all of them.
+    /// HT: [`Room::check`] of all outputs. Either all are empty or none is.
     pub fn check(&mut self, room: Room) -> Result<()> {
-        let all = &mut [
-            ("outputs.tokens", &mut self.tokens),
-            ("outputs.topk_weights", &mut self.weights),
-            ("outputs.topk_idx", &mut self.ids),
-        ];
-        room.check(all)?;
-        check_emptiness(rows(&self.tokens), rows(&self.weights))?;
-        check_emptiness(rows(&self.ids), rows(&self.weights))
+        room.check("outputs.tokens", &mut self.out)?;
+        let beside = [("outputs.topk_weights", &mut self.out_weights), ("outputs.topk_idx", &mut self.out_ids)];
+        for (name, tensor) in beside {
+            tensor.as_mut().map_or(Ok(()), |it| room.check(name, it))?;
+        }
+        let Some(weights) = self.out_weights.as_ref().map(rows) else { return Ok(()) };
+        for other in [Some(&self.out), self.out_ids.as_ref()].into_iter().flatten() {
+            if (rows(other) == 0) != (weights == 0) {
+                let rule = "must be 0 with outputs.tokens and outputs.topk_idx, or not with them";
+                let refused = refuse::argument("outputs.topk_weights.sizes[0]", rule);
+                return Err(refused.got(weights, "all of them empty, or none"));
+            }
+        }
+        Ok(())
     }
-}
-
-/// Refuses weights without rows, or rows without weights.
-pub fn check_emptiness(rows: usize, weights: usize) -> Result<()> {
-    if (rows == 0) == (weights == 0) {
-        return Ok(());
-    }
-    let rule = "must be 0 with outputs.tokens and outputs.topk_idx, or not with them";
-    Err(refuse::argument("outputs.topk_weights.sizes[0]", rule).got(weights, "all of them empty, or none"))
 }
 
 /// The rows that HT tensors must have room for.
@@ -82,20 +100,18 @@ impl Room {
         Ok(Self { least, is_bound: false })
     }
 
-    /// Refuses tensors without that room, and cuts off what is beyond the bound.
-    pub fn check(self, all: &mut [(&str, &mut Tensor)]) -> Result<()> {
+    /// Refuses a tensor without that room, and cuts off what is beyond the bound.
+    fn check(self, name: &str, tensor: &mut Tensor) -> Result<()> {
         let Self { least, is_bound } = self;
-        for (name, tensor) in all {
-            if rows(tensor) < least {
-                let what =
-                    if is_bound { "the group's max_recv_tokens_per_rank" } else { "all rows that this rank receives" };
-                let rule = format_args!("must have room for {what}");
-                return Err(refuse::argument(format_args!("{name}.sizes[0]"), rule)
-                    .got(rows(tensor), format_args!("{least} or more")));
-            }
-            if is_bound {
-                **tensor = first(tensor, least);
-            }
+        if rows(tensor) < least {
+            let what =
+                if is_bound { "the group's max_recv_tokens_per_rank" } else { "all rows that this rank receives" };
+            let rule = format_args!("must have room for {what}");
+            return Err(refuse::argument(format_args!("{name}.sizes[0]"), rule)
+                .got(rows(tensor), format_args!("{least} or more")));
+        }
+        if is_bound {
+            *tensor = first(tensor, least);
         }
         Ok(())
     }
@@ -105,7 +121,7 @@ impl Room {
     pub fn of_scales(self, scales: &Scales, tokens: &mut Tensor) -> Result<Option<Tensor>> {
         let mut out = scales.out;
         if let Some(out) = &mut out {
-            self.check(&mut [("outputs.scales", out)])?;
+            self.check("outputs.scales", out)?;
             let both = rows(tokens).min(rows(out));
             (*tokens, *out) = (first(tokens, both), first(out, both));
         }

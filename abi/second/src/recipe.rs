@@ -9,7 +9,6 @@ use nccl_ep_abi::refuse;
 use nccl_ep_core::error::Result;
 use nccl_ep_core::model::group::Algorithm;
 use nccl_ep_core::model::tensor::{DType, Tensor};
-use nccl_ep_core::rule::DispatchTensors;
 use std::ffi::c_uint;
 
 const NAME: &str = "config.quant_recipe";
@@ -42,26 +41,6 @@ pub struct Scales {
     pub out: Option<Tensor>,
     /// `round_scales` of a cast.
     pub round: c_uint,
-}
-
-impl Scales {
-    /// The tensors of a dispatch of `tokens` with these scales to `out` and `out_scales`, and no others.
-    pub fn of_rows<'a>(
-        &'a self,
-        tokens: &'a Tensor,
-        out: &'a Tensor,
-        out_scales: Option<&'a Tensor>,
-    ) -> DispatchTensors<'a> {
-        DispatchTensors {
-            tokens: Some(tokens),
-            scales: self.given.as_ref(),
-            out_scales,
-            round_scales: self.round,
-            out_tokens: Some(out),
-            keeps_rest: true,
-            ..DispatchTensors::default()
-        }
-    }
 }
 
 impl Recipe {

@@ -62,7 +62,7 @@ pub fn routed_before(
 
 /// Checks that there are as many ids per token as the handle's memory was sized for.
 pub fn has_top_k(tensors: &HandleTensors, top_k: usize) -> Result<()> {
-    Argument::new(Role::Ids, &tensors.ids).size_is(1, top_k, Extent::HandleTopK).map(drop)
+    Argument::new(Role::Ids, &tensors.ids).dims(2)?.size_is(1, top_k, Extent::HandleTopK).map(drop)
 }
 
 /// Checks the alignment of zones in handles with at most `top_k` ids per token: kernels count all the slots that a rank

@@ -154,10 +154,7 @@ pub unsafe extern "C" fn ncclEpUpdateHandle(
     on_handle("ncclEpUpdateHandle", handle, |handle| {
         // SAFETY: this function's contract.
         let given = unsafe { routing::read(&handle.group, Some(handle.layout), topk_idx, layout_info) };
-        let given = given.and_then(|given| {
-            routing::check_top_k(&given, handle.top_k)?;
-            Ok(given)
-        });
+        let given = given.and_then(|given| rule::handle::has_top_k(&given, handle.top_k).map(|()| given));
         handle.core.update(given, Stream(stream as usize))
     })
 }

@@ -5,8 +5,7 @@ use crate::objects::{Group, Layout};
 use crate::tensor;
 use crate::types::{ncclEpLayoutInfo_t, ncclEpTensor_t};
 use nccl_ep_abi::refuse;
-use nccl_ep_core::error::refusal::{Extent, OfTensor, Role, Subject};
-use nccl_ep_core::error::{Error, Result};
+use nccl_ep_core::error::Result;
 use nccl_ep_core::model::group::Algorithm;
 use nccl_ep_core::model::ops::{IntWidth, Numbers, RoutingCounters};
 use nccl_ep_core::model::tensor::Tensor;
@@ -52,10 +51,7 @@ pub unsafe fn read(
 pub unsafe fn counters(group: &Group, info: &ncclEpLayoutInfo_t, layout: Option<Layout>) -> Result<RoutingCounters> {
     let experts = group.session.facts().local_experts();
     let has_zones = matches!(layout, Some(Layout::Zones(_)));
-    let offsets = match has_zones {
-        true => info.expert_offsets,
-        false => null_mut(),
-    };
+    let offsets = if has_zones { info.expert_offsets } else { null_mut() };
     // SAFETY: this function's contract.
     let (of_experts, offsets, total) = unsafe {
         (
@@ -65,9 +61,9 @@ pub unsafe fn counters(group: &Group, info: &ncclEpLayoutInfo_t, layout: Option<
         )
     };
     let all = RoutingCounters {
-        experts: checked(EXPERTS, of_experts, experts)?,
-        offsets: checked(OFFSETS, offsets, experts)?,
-        total: checked(TOTAL, total, 1)?,
+        experts: numbers(EXPERTS, of_experts, experts)?,
+        offsets: numbers(OFFSETS, offsets, experts)?,
+        total: numbers(TOTAL, total, 1)?,
     };
     let widths = [all.experts, all.offsets, all.total].map(|it| it.map(|it| it.width));
     let mut given = widths.into_iter().flatten();
@@ -80,12 +76,9 @@ pub unsafe fn counters(group: &Group, info: &ncclEpLayoutInfo_t, layout: Option<
     Ok(all)
 }
 
-fn checked(name: &str, tensor: Option<Tensor>, least: usize) -> Result<Option<Numbers>> {
-    tensor.map(|it| numbers(name, &it, least)).transpose()
-}
-
-/// The counter `name`, with at least `least` numbers.
-fn numbers(name: &str, tensor: &Tensor, least: usize) -> Result<Numbers> {
+/// The counter `name`, if there is one, with at least `least` numbers.
+fn numbers(name: &str, tensor: Option<Tensor>, least: usize) -> Result<Option<Numbers>> {
+    let Some(tensor) = tensor else { return Ok(None) };
     let width = tensor.dtype.and_then(IntWidth::of);
     let (&[count], Some(width)) = (tensor.sizes(), width) else {
         let rule = "must be int32 or int64 with one dimension";
@@ -101,18 +94,5 @@ fn numbers(name: &str, tensor: &Tensor, least: usize) -> Result<Numbers> {
         let rule = "must be a multiple of its type's size";
         return Err(refuse::argument(format_args!("{name}.data"), rule));
     }
-    Ok(Numbers { data, width })
-}
-
-/// Checks that there are as many ids per token as the handle was created for.
-pub fn check_top_k(given: &HandleTensors, expected: usize) -> Result<()> {
-    match given.ids.sizes().get(1) {
-        Some(&columns) if columns as usize != expected => {
-            let subject = Subject::Size(Role::Ids, 1);
-            let error = Error::argument(subject, OfTensor::Exactly(Extent::HandleTopK));
-            Err(error.got(columns, expected))
-        }
-        // The core requires two dimensions.
-        _ => Ok(()),
-    }
+    Ok(Some(Numbers { data, width }))
 }

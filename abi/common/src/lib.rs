@@ -4,8 +4,20 @@
 //! It exports no symbol, and knows only names that all ABIs have.
 
 pub mod guard;
-pub mod numbers;
 pub mod process;
 pub mod refuse;
 pub mod registry;
 pub mod texts;
+
+use nccl_ep_core::error::Result;
+use nccl_ep_core::model::group::Algorithm;
+
+/// The mode that `config.algorithm` selects in every ABI.
+pub fn algorithm(number: u32) -> Result<Algorithm> {
+    match number {
+        0 => Ok(Algorithm::LowLatency),
+        1 => Ok(Algorithm::HighThroughput),
+        other => Err(refuse::argument("config.algorithm", "must be a known algorithm")
+            .got(other, "0 (low latency) or 1 (high throughput)")),
+    }
+}

@@ -9,7 +9,7 @@ use crate::types::{
     cudaStream_t, ncclComm_t, ncclEpAlgorithm_t, ncclEpAllocFn_t, ncclEpFreeFn_t, ncclEpGroup_t, ncclEpGroupConfig_t,
     ncclResult_t,
 };
-use nccl_ep_abi::{numbers, process, refuse};
+use nccl_ep_abi::{process, refuse};
 use nccl_ep_core::error::{Error, Result};
 use nccl_ep_core::log;
 use nccl_ep_core::model::group::{GroupSettings, LlCombineMode};
@@ -155,7 +155,7 @@ unsafe fn group_config(config: *const ncclEpGroupConfig_t) -> Result<GroupSettin
     }
     let given = |number: c_uint| (number > 0).then_some(number as usize);
     Ok(GroupSettings {
-        algorithm: numbers::algorithm(algorithm)?,
+        algorithm: nccl_ep_abi::algorithm(algorithm)?,
         experts: num_experts as usize,
         max_tokens: given(max_tokens_per_rank),
         row_bytes: token_size_bytes as usize,

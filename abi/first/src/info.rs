@@ -3,7 +3,7 @@
 
 use crate::objects::{GROUPS, GUARD, check_out, last_error, set_last_error, write_out};
 use crate::texts;
-use crate::types::{ncclEpGroup_t, ncclResult_t};
+use crate::types::{NCCL_EP_MAJOR, NCCL_EP_MINOR, NCCL_EP_PATCH, ncclEpGroup_t, ncclResult_t};
 use nccl_ep_core::{fork, log};
 use std::ffi::{c_char, c_int};
 
@@ -20,14 +20,7 @@ static BANNER: &str = concat!("\0NCCL EP version ", version!(), "\0");
 /// The version as log lines have it.
 pub(crate) const VERSION: &str = concat!("NCCL EP version ", version!());
 
-/// MAJOR * 10000 + MINOR * 100 + PATCH.
-fn version_number() -> i32 {
-    env!("CARGO_PKG_VERSION")
-        .split(['.', '+', '-'])
-        .take(3)
-        .map(|part| part.parse::<i32>().unwrap_or(0))
-        .fold(0, |number, part| number * 100 + part)
-}
+const VERSION_NUMBER: c_int = NCCL_EP_MAJOR * 10_000 + NCCL_EP_MINOR * 100 + NCCL_EP_PATCH;
 
 /// Gets the library's version: MAJOR * 10000 + MINOR * 100 + PATCH.
 ///
@@ -39,7 +32,7 @@ fn version_number() -> i32 {
 pub unsafe extern "C" fn ncclEpGetVersion(version: *mut c_int) -> ncclResult_t {
     GUARD.look("ncclEpGetVersion", || {
         // SAFETY: this function's contract.
-        unsafe { write_out("version", version, version_number()) }
+        unsafe { write_out("version", version, VERSION_NUMBER) }
     })
 }
 
@@ -83,16 +76,12 @@ pub unsafe extern "C" fn ncclEpGetAsyncError(ep_group: ncclEpGroup_t, result: *m
 
 #[cfg(test)]
 mod tests {
-    use crate::types;
+    use super::*;
 
     #[test]
-    fn the_number_is_cargos() {
-        let part = |text: &str| text.parse::<i32>().unwrap();
-        let expected = part(env!("CARGO_PKG_VERSION_MAJOR")) * 10_000
-            + part(env!("CARGO_PKG_VERSION_MINOR")) * 100
-            + part(env!("CARGO_PKG_VERSION_PATCH"));
-        assert_eq!(super::version_number(), expected);
-        let [major, minor, patch] = [types::NCCL_EP_MAJOR, types::NCCL_EP_MINOR, types::NCCL_EP_PATCH];
-        assert_eq!(major * 10_000 + minor * 100 + patch, expected, "types.rs");
+    fn the_headers_version_is_cargos() {
+        let cargos =
+            [env!("CARGO_PKG_VERSION_MAJOR"), env!("CARGO_PKG_VERSION_MINOR"), env!("CARGO_PKG_VERSION_PATCH")];
+        assert_eq!([NCCL_EP_MAJOR, NCCL_EP_MINOR, NCCL_EP_PATCH].map(|part| part.to_string()), cargos);
     }
 }

@@ -65,35 +65,28 @@ fn check(name: &str, code: cudaError_t) -> Result<()> {
 /// How a group frees: the address of the caller's function, if there is one, and the number of its device's context.
 pub type FreesBy = (Option<usize>, u64);
 
-/// Allocators for descriptors made by hand that are destroyed with a dead group: one for each way to free, and an entry
-/// for each change of the way, not for each group.
-pub struct Freeing<A> {
-    ways: Vec<(FreesBy, Arc<A>)>,
-    /// From which group on, and the number of the way.
-    changes: Vec<(usize, usize)>,
-}
+/// Allocators for descriptors made by hand that are destroyed with a dead group: from which group on, how it frees, and
+/// by what. It has an entry for each change of the way to free, not for each group, and one allocator for each way.
+pub struct Freeing<A>(Vec<(usize, FreesBy, Arc<A>)>);
 
 impl<A> Freeing<A> {
     /// Knows no group.
-    pub const EMPTY: Self = Self { ways: Vec::new(), changes: Vec::new() };
+    pub const EMPTY: Self = Self(Vec::new());
 
     /// Records that group `number`, larger than all before, frees in this way, by `allocator`.
     pub fn note(&mut self, number: usize, way: FreesBy, allocator: &Arc<A>) {
-        let known = self.ways.iter().position(|(it, _)| *it == way);
-        let index = known.unwrap_or(self.ways.len());
-        if known.is_none() {
-            self.ways.push((way, Arc::clone(allocator)));
-        }
-        if self.changes.last().is_none_or(|(_, last)| *last != index) {
-            self.changes.push((number, index));
+        if self.0.last().is_none_or(|(_, last, _)| *last != way) {
+            let known = self.0.iter().find(|(_, it, _)| *it == way);
+            let allocator = Arc::clone(known.map_or(allocator, |(.., known)| known));
+            self.0.push((number, way, allocator));
         }
     }
 
     /// The allocator of group `number`, which must have been recorded.
     pub fn find(&self, number: usize) -> Option<Arc<A>> {
-        let later = self.changes.partition_point(|(first, _)| *first <= number);
-        let (_, way) = self.changes.get(later.checked_sub(1)?)?;
-        self.ways.get(*way).map(|(_, allocator)| Arc::clone(allocator))
+        let later = self.0.partition_point(|(first, ..)| *first <= number);
+        let (.., allocator) = self.0.get(later.checked_sub(1)?)?;
+        Some(Arc::clone(allocator))
     }
 }
 
@@ -134,7 +127,8 @@ mod tests {
         note(2000..2001, (None, 1));
         note(2001..3000, (None, 0));
         let found = |number| freeing.find(number).map(|way| *way);
-        assert_eq!((freeing.ways.len(), freeing.changes.len()), (3, 4));
+        assert_eq!(freeing.0.len(), 4);
+        assert!(Arc::ptr_eq(&freeing.find(10).unwrap(), &freeing.find(2500).unwrap()));
         assert_eq!(found(9), None);
         assert_eq!((found(10), found(999)), (Some((None, 0)), Some((None, 0))));
         assert_eq!((found(1000), found(1999)), (Some((Some(7), 0)), Some((Some(7), 0))));

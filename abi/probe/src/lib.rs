@@ -3,7 +3,6 @@
 //! The tests' header `transport.h` documents functions and fields. Callers vouch for pointers: they are valid, or NULL
 //! where a text refuses that; objects are alive and not used after their end; memory outlives the operations that use
 //! it.
-//! operations that use it.
 #![allow(unsafe_code, missing_docs, clippy::missing_safety_doc)]
 
 use nccl_ep_core::backend::bootstrap::Bootstrap;

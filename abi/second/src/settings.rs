@@ -4,7 +4,7 @@ use crate::enums::ncclEpOverflowPolicy_t;
 use crate::read::{known, number};
 use crate::texts::not_served;
 use crate::types::{ncclEpAllocConfig_t, ncclEpGroupConfig_t};
-use nccl_ep_abi::{numbers, refuse};
+use nccl_ep_abi::refuse;
 use nccl_ep_core::env::LaterEnv;
 use nccl_ep_core::error::{Code, Error, Result};
 use nccl_ep_core::model::group::{Algorithm, GroupSettings, LlCombineMode};
@@ -45,7 +45,7 @@ pub fn with_environment(mut config: ncclEpGroupConfig_t, env: &LaterEnv) -> Resu
 
 /// Checks what the core does not know of.
 pub fn of(config: &ncclEpGroupConfig_t) -> Result<(GroupSettings, Kept)> {
-    let algorithm = numbers::algorithm(number(config.algorithm))?;
+    let algorithm = nccl_ep_abi::algorithm(number(config.algorithm))?;
     match algorithm {
         Algorithm::LowLatency if config.enable_mask != 0 => {
             return Err(not_served("config.enable_mask", "a mask of lost ranks"));

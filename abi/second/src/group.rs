@@ -80,8 +80,10 @@ fn environment(comm: ncclComm_t) -> LaterEnv {
 /// host until the group's operations have ended on all ranks. Launches of graphs that hold operations of the group must
 /// have ended. NULL is a successful no-op. Later calls on the group's handles are refused.
 ///
-/// Returns `ncclInvalidArgument` for a group that was destroyed already; `ncclSystemError` if `alloc.free_fn` fails,
-/// once the group is destroyed.
+/// Returns `ncclInvalidArgument` for a group that was destroyed already; `ncclRemoteError` if other ranks do not arrive
+/// in time, or if operations do not end within twice that time because earlier work on their stream does not end: the
+/// group is gone, and its memory stays allocated; `ncclSystemError` if `alloc.free_fn` fails, once the group is
+/// destroyed.
 ///
 /// # Safety
 /// None: a dead or foreign group is recognised.

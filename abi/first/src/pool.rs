@@ -1,7 +1,7 @@
 //! Two functions for allocators of others, such as PyTorch's pluggable one, that cut pieces from memory that peers map.
 #![allow(unsafe_code)]
 
-use crate::objects::{GROUPS, GUARD, Subject};
+use crate::objects::{GROUPS, on_group};
 use crate::types::{cudaStream_t, ncclEpGroup_t, ncclResult_t};
 use nccl_ep_core::error::refusal::{self, OfMemory};
 use nccl_ep_core::error::{Error, Result};
@@ -107,8 +107,7 @@ fn has(group: usize, begin: usize, bytes: usize) -> Result<()> {
 pub unsafe extern "C" fn ncclEpPoolUse(ep_group: ncclEpGroup_t, ptr: *mut c_void, bytes: usize) -> ncclResult_t {
     let (group, begin) = (ep_group as usize, ptr as usize);
     let pool = Pool { group, begin, bytes };
-    GUARD.run("ncclEpPoolUse", Subject::Group(group), || {
-        GROUPS.resolve(group)?;
+    on_group("ncclEpPoolUse", ep_group, |_| {
         if !ptr.is_null() {
             has(group, begin, bytes)?;
             if begin % ALIGN != 0 {

@@ -1,7 +1,7 @@
 //! Running statistics: this library's own addition to the interface.
 #![allow(unsafe_code)]
 
-use crate::objects::{GROUPS, GUARD, Subject};
+use crate::objects::on_group;
 use crate::types::{ncclEpGroup_t, ncclResult_t};
 use nccl_ep_abi::refuse;
 use nccl_ep_core::error::Result;
@@ -25,8 +25,7 @@ use nccl_ep_core::model::tensor::DevPtr;
 /// `rows_of_expert` is NULL or has L elements.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclEpGroupCountRows(ep_group: ncclEpGroup_t, rows_of_expert: *mut i64) -> ncclResult_t {
-    GUARD.run("ncclEpGroupCountRows", Subject::Group(ep_group as usize), || {
-        let group = GROUPS.resolve(ep_group as usize)?;
+    on_group("ncclEpGroupCountRows", ep_group, |group| {
         group.session.count_rows(numbers("rows_of_expert", rows_of_expert)?)
     })
 }
@@ -52,10 +51,7 @@ pub unsafe extern "C" fn ncclEpGroupCountRows(ep_group: ncclEpGroup_t, rows_of_e
 /// `ns_of_source` is NULL or has R elements.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclEpGroupTimeWaits(ep_group: ncclEpGroup_t, ns_of_source: *mut i64) -> ncclResult_t {
-    GUARD.run("ncclEpGroupTimeWaits", Subject::Group(ep_group as usize), || {
-        let group = GROUPS.resolve(ep_group as usize)?;
-        group.session.time_waits(numbers("ns_of_source", ns_of_source)?)
-    })
+    on_group("ncclEpGroupTimeWaits", ep_group, |group| group.session.time_waits(numbers("ns_of_source", ns_of_source)?))
 }
 
 /// As `ncclEpGroupTimeWaits`, but for combines, LL and HT.
@@ -74,8 +70,7 @@ pub unsafe extern "C" fn ncclEpGroupTimeWaits(ep_group: ncclEpGroup_t, ns_of_sou
 /// `ns_of_source` is NULL or has R elements.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclEpGroupTimeCombineWaits(ep_group: ncclEpGroup_t, ns_of_source: *mut i64) -> ncclResult_t {
-    GUARD.run("ncclEpGroupTimeCombineWaits", Subject::Group(ep_group as usize), || {
-        let group = GROUPS.resolve(ep_group as usize)?;
+    on_group("ncclEpGroupTimeCombineWaits", ep_group, |group| {
         group.session.time_combine_waits(numbers("ns_of_source", ns_of_source)?)
     })
 }

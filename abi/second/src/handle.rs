@@ -2,9 +2,7 @@
 #![allow(unsafe_code)]
 
 use crate::enums::ncclEpLayout_t;
-use crate::objects::{
-    GROUPS, GUARD, Group, HANDLES, Handle, Layout, Subject, check_out, on_group, on_handle, write_out,
-};
+use crate::objects::{GUARD, Group, HANDLES, Handle, Layout, check_out, on_group, on_handle, write_out};
 use crate::read::{self, number};
 use crate::types::{
     cudaStream_t, ncclEpGroup_t, ncclEpHandle_t, ncclEpHandleConfig_t, ncclEpLayoutInfo_t, ncclEpTensor_t, ncclResult_t,
@@ -40,8 +38,7 @@ pub unsafe extern "C" fn ncclEpHandleMemSize(
     size: *mut usize,
     num_topk: c_int,
 ) -> ncclResult_t {
-    GUARD.run("ncclEpHandleMemSize", Subject::Group(ep_group as usize), || {
-        let group = GROUPS.resolve(ep_group as usize)?;
+    on_group("ncclEpHandleMemSize", ep_group, |group| {
         // SAFETY: this function's contract.
         let config = unsafe { read::optional("config", config) }?;
         check_out("size", size)?;

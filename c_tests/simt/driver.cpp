@@ -43,8 +43,16 @@ struct UserObject {
     CUhostFn release;
 };
 
-cudaStream_t Runtime(CUstream stream) { return reinterpret_cast<cudaStream_t>(stream); }
-cudaEvent_t Runtime(CUevent event) { return reinterpret_cast<cudaEvent_t>(event); }
+cudaStream_t Runtime(CUstream stream) {
+    simt::CheckContext();
+    return reinterpret_cast<cudaStream_t>(stream);
+}
+
+cudaEvent_t Runtime(CUevent event) {
+    simt::CheckContext();
+    return reinterpret_cast<cudaEvent_t>(event);
+}
+
 void* Pointer(CUdeviceptr address) { return reinterpret_cast<void*>(address); }
 
 // The context of a device is its number, plus something that makes it no small integer.
@@ -114,7 +122,16 @@ std::vector<int>& DevicesBelow() {
     return devices;
 }
 
+bool HasContext() {
+    static thread_local const bool is_first = gettid() == getpid();
+    return is_first || !DevicesBelow().empty();
+}
+
 }  // namespace
+
+void simt::CheckContext() {
+    if (!HasContext()) Fail("the driver is called outside of any context");
+}
 
 extern "C" {
 
@@ -174,7 +191,7 @@ CUresult cuDevicePrimaryCtxRelease(CUdevice) { return CUDA_SUCCESS; }
 CUresult cuCtxGetCurrent(CUcontext* context) {
     int device = 0;
     const CUresult result = Result(cudaGetDevice(&device));
-    *context = ContextOf(device);
+    *context = HasContext() ? ContextOf(device) : nullptr;
     return result;
 }
 

@@ -19,6 +19,10 @@ inline CUresult Result(cudaError_t error) {
     return static_cast<CUresult>(error);
 }
 
+// driver.cpp: ends the process if this thread is in no context. The first thread has called CUDA's runtime, which
+// gives it one; others have only what they enter.
+void CheckContext();
+
 // driver_vmm.cpp: the mapping that has the byte at `address`; false if none has.
 bool FindMapped(CUdeviceptr address, CUdeviceptr* begin, size_t* bytes);
 

@@ -117,6 +117,7 @@ void ForgetAllocation(uintptr_t address) {
 extern "C" {
 
 CUresult cuMemAlloc(CUdeviceptr* address, size_t bytes) {
+    simt::CheckContext();
     if (simt::Setting("NCCLEP_SIMT_NO_MEMORY", 0) != 0) return CUDA_ERROR_OUT_OF_MEMORY;
     void* memory = nullptr;
     const CUresult result = Result(cudaMalloc(&memory, bytes));
@@ -128,16 +129,19 @@ CUresult cuMemAlloc(CUdeviceptr* address, size_t bytes) {
 }
 
 CUresult cuMemFree(CUdeviceptr address) {
+    simt::CheckContext();
     ForgetAllocation(address);
     return Result(cudaFree(reinterpret_cast<void*>(address)));
 }
 
 CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
+    simt::CheckContext();
     ForgetAllocation(address);
     return Result(cudaFreeAsync(reinterpret_cast<void*>(address), stream));
 }
 
 CUresult cuMemGetAddressRange(CUdeviceptr* begin, size_t* bytes, CUdeviceptr address) {
+    simt::CheckContext();
     if (simt::FindMapped(address, begin, bytes)) return CUDA_SUCCESS;
     const std::lock_guard<std::mutex> lock(mutex);
     const auto found = allocations.find(address);

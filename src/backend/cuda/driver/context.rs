@@ -85,8 +85,7 @@ impl Context {
 
     /// The resources that all groups of the context share.
     pub fn resources(&self) -> Result<&Arc<ContextResources>> {
-        let resources = || ContextResources::of(&self.held);
-        self.resources.get_or_try_init(resources)
+        self.resources.get_or_try_init(|| ContextResources::of(&self.held))
     }
 
     /// Whether an exchange that was given up is on the device at this moment.
@@ -139,9 +138,11 @@ impl Context {
             (Some(_entered), Some(resources)) => driver::free_unawaited(DevPtr(address), resources.stream).is_ok(),
             _ => false,
         };
+        // If the context is gone, so is the allocation.
+        let allocation = self.enter_if_alive().and_then(|_entered| driver::allocation_of(data).ok());
         self.quiescence.free_soon(Allocation {
             address: data.0,
-            bytes: driver::allocation_of(data).map_or(0, |(_, bytes)| bytes),
+            bytes: allocation.map_or(0, |(_, bytes)| bytes),
             free: self.inside(free),
             free_unawaited: Box::new(free_unawaited),
         });

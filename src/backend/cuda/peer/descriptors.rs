@@ -1,9 +1,10 @@
 //! Descriptors of memory, which processes of one machine can only pass each other over a local socket.
 //!
 //! A rank has a socket for one object, and tells the others its name in its record. Once all have the records, each
-//! rank sends its pieces to each other rank, and receives theirs. A socket queues few messages (ten by default), so a
-//! rank that finds another's full reads its own before it tries again. A message begins with the sender's
-//! [`ProcessId`], which only ranks of the group know: another process could send, too.
+//! rank sends its pieces to each other rank, and receives theirs. A socket queues few messages (ten by default), and a
+//! user may have no more descriptors in messages than a process may have open. A rank that meets either limit reads its
+//! own messages before it tries again. A message begins with the sender's [`ProcessId`], which only ranks of the group
+//! know: another process could send, too.
 
 use crate::error::{Code, Error, Result};
 use once_cell::sync::OnceCell;
@@ -21,7 +22,7 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::time::{Duration, Instant};
 
-/// Most descriptors per message: with eight ranks, no more are in flight than a process may have open.
+/// Most descriptors per message: with eight ranks, a process receives fewer than it may usually have open (1024).
 pub const MOST_DESCRIPTORS: usize = 100;
 const SPACE: usize = rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS));
 const WORD: usize = size_of::<u64>();
@@ -58,7 +59,7 @@ impl Socket {
     }
 
     /// Sends `pieces` with their sizes, from `rank` of the group, to the socket named `to`. Returns false, without
-    /// sending, if that one is full.
+    /// sending, if others must first receive.
     pub fn send(&self, to: u64, rank: usize, pieces: &[(usize, OwnedFd)]) -> Result<bool> {
         let mut bytes = ProcessId::this()?.to_bytes().to_vec();
         bytes.extend((rank as u64).to_le_bytes());
@@ -73,7 +74,7 @@ impl Socket {
         let parts = [IoSlice::new(&bytes)];
         match sendmsg_addr(&self.socket, &to, &parts, &mut control, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
             Ok(_) => Ok(true),
-            Err(Errno::AGAIN | Errno::INTR) => Ok(false),
+            Err(Errno::AGAIN | Errno::TOOMANYREFS | Errno::INTR) => Ok(false),
             Err(cause) => Err(failed(&cause.into())),
         }
     }
@@ -205,5 +206,13 @@ mod tests {
         let gone = to.name();
         drop(to);
         assert!(from.send(gone, 3, &[]).is_err());
+        // Which limit many of them meet first depends on the system, and on the user.
+        let pieces: Vec<_> = (0..MOST_DESCRIPTORS).map(|_| (4096, file("any"))).collect();
+        let all = [(); 3].map(|()| Socket::new().unwrap());
+        for to in &all {
+            while from.send(to.name(), 0, &pieces).unwrap() {}
+        }
+        let [to, ..] = all;
+        assert!(to.receive(wait, known).unwrap().is_some() && from.send(to.name(), 0, &pieces).unwrap());
     }
 }

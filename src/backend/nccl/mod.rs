@@ -133,10 +133,7 @@ impl Communicator {
             // SAFETY: writes one int, which outlives the call.
             unsafe { get(&mut number) };
         }
-        let version = match number {
-            10_000.. => format!("{}.{}.{}", number / 10_000, number / 100 % 100, number % 100),
-            _ => "?".to_owned(),
-        };
+        let version = if number > 0 { dotted(number) } else { "?".to_owned() };
         (version, file(self.functions))
     }
 
@@ -163,6 +160,15 @@ impl Communicator {
         let code = unsafe { (self.functions.ncclAllGather)(send, receive, bytes, UINT8, self.raw, stream) };
         check(self.functions, "ncclAllGather", code)
     }
+}
+
+/// A version in NCCL's notation. Up to 2.8 NCCL encoded it differently.
+fn dotted(version: c_int) -> String {
+    let (major, minor) = match version {
+        ..10_000 => (version / 1000, version / 100 % 10),
+        _ => (version / 10_000, version / 100 % 100),
+    };
+    format!("{major}.{minor}.{}", version % 100)
 }
 
 /// The file that this NCCL is in.

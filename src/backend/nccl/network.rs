@@ -1,7 +1,7 @@
 //! NCCL's functions for the library's own communicators.
 #![allow(unsafe_code)]
 
-use crate::backend::nccl::{Config, Functions, ID_BYTES, UniqueId, check, functions};
+use crate::backend::nccl::{Config, Functions, ID_BYTES, UniqueId, check, dotted, functions};
 use crate::error::refusal::{AmongRanks, Subject};
 use crate::error::{Error, Result};
 use crate::log;
@@ -120,15 +120,6 @@ fn shortcoming(version: c_int) -> Option<String> {
 
 fn needed<F>(function: Option<F>, name: &'static str) -> Result<F> {
     function.ok_or_else(|| Error::usage(Subject::Nccl, AmongRanks::HasForNetwork { name }))
-}
-
-/// A version in NCCL's notation. Up to 2.8 NCCL encoded it differently.
-fn dotted(version: c_int) -> String {
-    let (major, minor) = match version {
-        ..10_000 => (version / 1000, version / 100 % 10),
-        _ => (version / 10_000, version / 100 % 100),
-    };
-    format!("{major}.{minor}.{}", version % 100)
 }
 
 #[cfg(test)]

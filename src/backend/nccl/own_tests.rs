@@ -24,15 +24,9 @@ thread_local! {
     static SEND: AtomicI32 = const { AtomicI32::new(0) };
 }
 
-unsafe extern "C" fn ask(_comm: *mut c_void, answer: *mut c_int) -> c_int {
+unsafe extern "C" fn ask<const ANSWER: c_int>(_comm: *mut c_void, answer: *mut c_int) -> c_int {
     // SAFETY: callers give a place for a number.
-    unsafe { *answer = 0 };
-    0
-}
-
-unsafe extern "C" fn ask_for_error(_comm: *mut c_void, answer: *mut c_int) -> c_int {
-    // SAFETY: callers give a place for a number.
-    unsafe { *answer = 6 };
+    unsafe { *answer = ANSWER };
     0
 }
 
@@ -47,15 +41,9 @@ unsafe extern "C" fn all_gather(
     note('g')
 }
 
-unsafe extern "C" fn get_version(version: *mut c_int) -> c_int {
+unsafe extern "C" fn get_version<const VERSION: c_int>(version: *mut c_int) -> c_int {
     // SAFETY: callers give a place for a number.
-    unsafe { *version = 22803 };
-    0
-}
-
-unsafe extern "C" fn get_old_version(version: *mut c_int) -> c_int {
-    // SAFETY: callers give a place for a number.
-    unsafe { *version = 21805 };
+    unsafe { *version = VERSION };
     0
 }
 
@@ -138,15 +126,15 @@ unsafe extern "C" fn broadcast(
 
 fn complete() -> Functions {
     Functions {
-        ncclCommCount: ask,
-        ncclCommUserRank: ask,
-        ncclCommCuDevice: ask,
+        ncclCommCount: ask::<0>,
+        ncclCommUserRank: ask::<0>,
+        ncclCommCuDevice: ask::<0>,
         ncclAllGather: all_gather,
         ncclGetErrorString: None,
-        ncclGetVersion: Some(get_version),
+        ncclGetVersion: Some(get_version::<22803>),
         ncclGetUniqueId: Some(get_id),
         ncclCommInitRankConfig: Some(init),
-        ncclCommGetAsyncError: Some(ask),
+        ncclCommGetAsyncError: Some(ask::<0>),
         ncclCommAbort: Some(abort),
         ncclCommDestroy: Some(destroy),
         ncclGroupStart: Some(group_start),
@@ -211,7 +199,7 @@ fn an_nccl_that_lacks_a_function_is_refused() {
 #[test]
 fn an_old_nccl_is_refused_with_its_version() {
     let mut functions = complete();
-    functions.ncclGetVersion = Some(get_old_version);
+    functions.ncclGetVersion = Some(get_version::<21805>);
     let error = network(functions).err().unwrap();
     let rule = AmongRanks::NewEnoughForNetwork.into();
     assert_eq!(error.refused(), Some((Subject::Nccl, rule)));
@@ -282,7 +270,7 @@ fn an_aborted_communicator_is_freed_when_it_may_be() {
 #[test]
 fn an_asynchronous_error_is_given_until_the_end() {
     let mut functions = complete();
-    functions.ncclCommGetAsyncError = Some(ask_for_error);
+    functions.ncclCommGetAsyncError = Some(ask::<6>);
     let comm = communicator(functions);
     assert_eq!(comm.asynchronous_error().unwrap().code(), Code::RemoteError);
     comm.abort(|| true);

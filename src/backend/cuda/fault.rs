@@ -79,27 +79,17 @@ impl FaultPage {
             _ => None,
         };
         let why = failed.map_or("deadline passed".to_owned(), |rank| format!("rank {rank} failed"));
-        let peer = report.peer;
+        let FaultReport { peer, expected, got, waited_ms, .. } = *report;
         let what = Wait::from_raw(report.what);
-        let awaited = match what {
-            Some(Wait::StreamedRow | Wait::Credit) => format!(
-                "{} of operation {} of rank {peer}, whose last one is {} or not complete",
-                what_name(what),
-                report.expected,
-                report.expected.wrapping_sub(1)
-            ),
-            what if failed.is_some() => {
-                let name = what_name(what);
-                format!("{name} of operation {} of rank {peer}", report.expected)
+        let last = match what {
+            Some(Wait::StreamedRow | Wait::Credit) => {
+                format!(", whose last one is {} or not complete", expected.wrapping_sub(1))
             }
-            what => format!(
-                "{} of operation {} of rank {peer}, whose last one is {}",
-                what_name(what),
-                report.expected,
-                report.got
-            ),
+            _ if failed.is_some() => String::new(),
+            _ => format!(", whose last one is {got}"),
         };
-        let text = format!("{why}: rank {} waited {} ms for {awaited}", self.view.rank, report.waited_ms);
+        let awaited = format!("{} of operation {expected} of rank {peer}{last}", what_name(what));
+        let text = format!("{why}: rank {} waited {waited_ms} ms for {awaited}", self.view.rank);
         Error::new(Code::RemoteError, text)
     }
 }

@@ -6,8 +6,7 @@ use crate::backend::cuda::ht::fingerprint::{HtFingerprint, MOST_ROW_BYTES};
 use crate::backend::cuda::ht::grid::{DeviceLimits, Grid, HtKind, WARP, blocks_of_zones, granted_blocks};
 use crate::backend::cuda::ht::nodes::plan::NodesPlan;
 use crate::backend::cuda::ht::rows::MovedRow;
-use crate::backend::cuda::kernels::LaunchShape;
-use crate::backend::cuda::kernels::to_u32;
+use crate::backend::cuda::kernels::{LaunchShape, to_u32};
 use crate::backend::cuda::params::ht::{
     HT_CAST_THREADS, HT_COUNTS_BESIDE_EXPERTS, HT_MAX_TOP_K, HT_ROUTE_THREADS, HT_ZERO_BYTES, HtLayout, HtPackets,
     HtShape,
@@ -207,11 +206,6 @@ impl HtPlan {
         nodes.as_ref().map_or(0, of)
     }
 
-    /// The blocks that the caller grants to a kernel, if any.
-    pub fn granted_blocks(&self) -> Option<u32> {
-        granted_blocks(&self.facts)
-    }
-
     /// The grid of `ht_route` for `tokens`, and how many of them each block numbers. One more block receives. With
     /// `zones`, a block has at most as many as its warps can report at once.
     pub fn route_grid(&self, tokens: usize, zones: bool, device: DeviceLimits) -> Result<(LaunchShape, u32)> {
@@ -220,7 +214,7 @@ impl HtPlan {
             true => ROUTE_BLOCK_TOKENS.min(units.max(1) * WARP as usize),
             false => ROUTE_BLOCK_TOKENS,
         };
-        let granted = self.granted_blocks().unwrap_or(u32::MAX);
+        let granted = granted_blocks(&self.facts).unwrap_or(u32::MAX);
         let all = granted.min(device.multiprocessors).max(2) as usize;
         let most = ROUTE_BLOCKS.min(all - 1);
         let blocks = tokens.div_ceil(of_block).clamp(1, most);

@@ -45,7 +45,7 @@ fn plan(ranks: usize, row_bytes: usize) -> HtPlan {
 }
 
 #[test]
-fn the_common_configuration_fits_256_mib() {
+fn the_common_configuration_fits_144_mib() {
     for ranks in [1, 2, 3, 4, 8, 72] {
         let plan = plan(ranks, 14_336);
         let bytes = plan.bytes + plan.handle(&routing(4096, 8)).bytes;

@@ -48,15 +48,13 @@ impl CudaHt {
         let of = SlotsOf { rows: self.rows_of(handle), sources: ranks, source: rank, epoch: None, finds: Some(told) };
         self.group.find_slots(handle, zones, &of, at)
     }
-}
 
-impl CudaHt {
     /// Enqueues the kernel that drops rows beyond `most`, behind the one that has counted them into `handle`.
     pub fn cut(&self, handle: &HtHandleMemory, most: usize, at: &StreamScope) -> Result<()> {
         let group = &*self.group;
-        let (tally, layout) = (group.tally(), group.plan.tally());
+        let (peers, tally, layout) = (*group.context.peers(), group.tally(), group.plan.tally());
         let params = HtCutParams {
-            peers: *group.context.peers(),
+            peers,
             wait: group.context.wait(KernelOp::HtRoute),
             handle: *handle,
             ids: self.routing.ids.0 as *mut i64,
@@ -65,11 +63,10 @@ impl CudaHt {
             layout: group.layout,
             own_counts: (tally + layout.own_counts) as *const u64,
             epochs: group.epochs().cast_const(),
-            tally: (tally + layout.tally) as *mut u32,
+            tally: ((tally + layout.tally) as *mut u32).wrapping_add(2 + peers.ranks as usize),
             packets: group.plan.packets(&group.layout),
             told: kept::told(&self.counters, None),
         };
-        let params = HtCutParams { tally: params.tally.wrapping_add(2 + params.peers.ranks as usize), ..params };
         group.context.module.launch(kernels::ht_cut(), LaunchShape::new(1, HT_CUT_THREADS), &params, at)
     }
 }
@@ -94,26 +91,25 @@ impl HtShared {
 
     /// Enqueues the kernel that finds slots.
     pub fn find_slots(&self, handle: &HtHandleMemory, zones: &HtZones, of: &SlotsOf, at: &StreamScope) -> Result<()> {
-        let group = self;
         let senders = match of.epoch {
             Some(_) => (handle.tokens as usize).div_ceil(WARP as usize).clamp(1, MOST_SENDERS),
             None => 0,
         };
-        let own_counts = group.tally() + group.plan.tally().own_counts;
+        let own_counts = self.tally() + self.plan.tally().own_counts;
         let params = HtZonesParams {
-            peers: *group.context.peers(),
-            wait: group.context.wait(KernelOp::HtRoute),
+            peers: *self.context.peers(),
+            wait: self.context.wait(KernelOp::HtRoute),
             handle: *handle,
             zones: *zones,
             rows: of.rows,
             sources: of.sources,
             source: of.source,
-            layout: group.layout,
+            layout: self.layout,
             own_counts: own_counts as *const u64,
             told: of.finds.unwrap_or(kept::told(&RoutingCounters::default(), None)),
-            packets: group.plan.packets(&group.layout),
-            max_tokens: to_u32(group.plan.max_tokens)?,
-            epochs: of.epoch.map_or(group.epochs().cast_const(), |_| null()),
+            packets: self.plan.packets(&self.layout),
+            max_tokens: to_u32(self.plan.max_tokens)?,
+            epochs: of.epoch.map_or(self.epochs().cast_const(), |_| null()),
             epoch: of.epoch.unwrap_or(0),
             send_blocks: to_u32(senders)?,
         };
@@ -121,6 +117,6 @@ impl HtShared {
         let sources = if of.epoch.is_some() { 1 } else { of.sources };
         let blocks = params.send_blocks + of.finds.map_or(0, |_| zones.experts * sources);
         let shape = LaunchShape::new(blocks, HT_ZONES_THREADS);
-        group.context.launch_following(kernels::ht_zones(), shape, &params, false, at)
+        self.context.launch_following(kernels::ht_zones(), shape, &params, false, at)
     }
 }

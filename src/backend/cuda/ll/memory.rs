@@ -32,26 +32,17 @@ impl HandleMemory {
     /// that was never launched, which the host cannot see: then kernels access no wrong address, but the group's
     /// results are meaningless from there on.
     ///
-    /// Over several nodes the rank forwards for `sources` ranks, itself included.
+    /// Over several nodes the rank forwards for `forwarded` ranks, itself included.
     pub fn new(
         (group, memory): (&GroupContext, &Arc<CudaMemory>),
         plan: &LlPlan,
         routing: &Routing,
         forwarded: Option<usize>,
     ) -> Result<Self> {
-        let Routing { top_k, form, .. } = *routing;
-        let sections = plan.handle_memory(top_k, form);
         let handshake = forwarded.map(|forwarded| Handshake::new(memory, forwarded)).transpose()?;
-        let buffer = group.block(memory, sections.bytes)?;
-        Ok(Self {
-            block: buffer.data(),
-            _buffer: Some(buffer),
-            sections,
-            top_k,
-            form,
-            handshake,
-            receiver: AtomicUsize::new(0),
-        })
+        let buffer = group.block(memory, plan.handle_memory(routing.top_k, routing.form).bytes)?;
+        let given = Self::given(plan, routing, GivenBlock(buffer.data()));
+        Ok(Self { _buffer: Some(buffer), handshake, ..given })
     }
 
     /// A block for this routing in a caller's memory, in a group on one node.

@@ -6,6 +6,7 @@
 
 use crate::backend::cuda::agreement::{disagreement, verdict_refusing, verdict_with};
 use crate::backend::cuda::driver::stream::StreamScope;
+use crate::backend::cuda::ht::grid::granted_blocks;
 use crate::backend::cuda::ht::kept::{self, Told};
 use crate::backend::cuda::ht::nodes::cut::Cut;
 use crate::backend::cuda::ht::nodes::given::{self, GivenHt};
@@ -260,7 +261,7 @@ impl Creation<'_> {
             piece_blocks: 0,
         };
         let multiprocessors = self.group.device.multiprocessors;
-        let most = match self.group.plan.granted_blocks() {
+        let most = match granted_blocks(&self.group.plan.facts) {
             Some(blocks) => (blocks / 2).clamp(1, multiprocessors) as usize,
             None => multiprocessors as usize,
         };

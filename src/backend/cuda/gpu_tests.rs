@@ -5,21 +5,22 @@
 
 use super::driver;
 use super::driver::context::Context;
-use super::driver::memory::{Buffer, CudaMemory};
+use super::driver::memory::{Buffer, CudaMemory, HostPage};
 use super::driver::module::Module;
 use super::fault::FaultPage;
-use super::params::common::{FaultReport, KernelOp, MAX_PEERS, PeerTable};
+use super::group_context::peer_table;
+use super::params::common::{FaultReport, KernelOp, SelftestResult};
 use super::peer::layout::WindowLayout;
-use super::peer::selftest::Selftest;
+use super::peer::selftest;
 use super::peer::window::Window;
 use crate::backend::Faults;
 use crate::backend::device::{Device, Memory};
 use crate::error::{Code, Result};
+use crate::model::ids::LocalRank;
 use crate::model::node_view::tests::view;
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
 use parking_lot::{Mutex, MutexGuard};
-use std::ptr::null_mut;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -37,7 +38,7 @@ struct Bench {
     windows: [Window; 2],
     /// The ranks' failure marks.
     failed: [Buffer; 2],
-    selftests: [Selftest; 2],
+    verdicts: [HostPage<SelftestResult>; 2],
     /// One per rank, as the ranks' kernels wait for each other.
     streams: [Stream; 2],
     _alone: MutexGuard<'static, ()>,
@@ -47,17 +48,16 @@ impl Bench {
     fn open() -> Self {
         let alone = GPU.lock();
         let context = Arc::new(Context::for_device(0).unwrap());
-        let memory = Arc::new(CudaMemory::new(Arc::clone(&context)));
+        let memory = Arc::new(CudaMemory { context: Arc::clone(&context) });
         let module = Module::load(&context).unwrap();
         let entered = context.enter().unwrap();
         let streams = [(); 2].map(|()| driver::create_stream().unwrap());
         drop(entered);
         let layout = WindowLayout::new(2, 0);
-        let windows = [Window::new(&memory, layout.bytes).unwrap(), Window::new(&memory, layout.bytes).unwrap()];
-        let failed =
-            [Buffer::zeroed(&memory, size_of::<u32>()).unwrap(), Buffer::zeroed(&memory, size_of::<u32>()).unwrap()];
-        let selftests = [Selftest::new(&context, 2).unwrap(), Selftest::new(&context, 2).unwrap()];
-        Self { context, memory, module, layout, windows, failed, selftests, streams, _alone: alone }
+        let windows = [(); 2].map(|()| Window::new(&memory, layout.bytes).unwrap());
+        let failed = [(); 2].map(|()| Buffer::zeroed(&memory, size_of::<u32>()).unwrap());
+        let verdicts = [(); 2].map(|()| HostPage::new(&context, 2).unwrap());
+        Self { context, memory, module, layout, windows, failed, verdicts, streams, _alone: alone }
     }
 
     fn address(&self, rank: usize, offset: usize) -> DevPtr {
@@ -70,15 +70,11 @@ impl Bench {
 
     /// Rank `rank`'s part of the self-test, on its stream.
     fn run(&self, rank: usize, faults: &FaultPage) -> Result<()> {
-        let mut window = [null_mut(); MAX_PEERS];
-        for (peer, to) in window.iter_mut().take(2).enumerate() {
-            *to = self.address(peer, 0).0 as *mut u8;
-        }
-        let peers = PeerTable { window, ranks: 2, rank: rank as u32 };
+        let peers = peer_table([0, 1].map(|peer| self.address(peer, 0).0).into_iter(), LocalRank::new(rank));
         let peer_failed = self.address(rank, self.layout.peer_failed);
         let wait = faults.wait_params(KernelOp::PeerSelftest, self.failed[rank].data(), peer_failed);
         let (view, stream) = (view("aa", rank), self.streams[rank]);
-        self.selftests[rank].run(&self.module, &peers, &view, &self.layout, wait, stream)
+        selftest::run(&self.verdicts[rank], &self.module, &peers, &view, &self.layout, wait, stream)
     }
 }
 
@@ -149,7 +145,7 @@ fn the_callers_context_is_left_as_it_was() {
 #[ignore = "needs a GPU"]
 fn only_mapped_host_memory_has_a_device_alias() {
     let bench = Bench::open();
-    let page = super::driver::memory::HostPage::<FaultReport>::new(&bench.context, 1);
+    let page = HostPage::<FaultReport>::new(&bench.context, 1);
     let pinned = DevPtr(page.as_ref().unwrap().device() as usize);
     assert_eq!(bench.memory.device_alias(pinned), Ok(pinned));
     let plain = DevPtr(Box::new(0_u64).as_ref() as *const u64 as usize);

@@ -65,7 +65,7 @@ impl CudaGroup {
             // Unlike windows they may be large, and cannot be reused.
             objects.iter_mut().all(Mapped::unmap);
         }
-        let mut objects: Vec<_> = objects.into_iter().map(ObjectMemory::into_windows).collect();
+        let mut objects: Vec<_> = objects.into_iter().map(|it| it.windows).collect();
         if let Some(network) = &self.network {
             network.close();
         }

@@ -1,18 +1,20 @@
 //! What every kernel of an open group needs: loaded kernels, peers' windows, deadline.
 
-use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
+use crate::backend::cuda::driver::memory::{Buffer, CudaMemory, HostPage};
 use crate::backend::cuda::driver::module::Module;
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::fault::{FaultPage, nanoseconds};
-use crate::backend::cuda::kernels::{Kernel, LaunchShape, to_u32};
+use crate::backend::cuda::kernels::{Kernel, LaunchShape};
 use crate::backend::cuda::params::common::{KernelOp, MAX_PEERS, PeerTable, WaitParams};
 use crate::backend::cuda::params::ll::{LL_CHANNELS, LlChannelState};
-use crate::backend::cuda::peer::objects::Objects;
-use crate::backend::device::Blocks;
+use crate::backend::device::{Blocks, Memory};
+use crate::backend::objects::Recognised;
 use crate::error::Result;
 use crate::model::ids::LocalRank;
+use crate::model::objects::{MAX_OBJECTS, Place};
 use crate::model::tensor::DevPtr;
 use crate::tuning::{Tuning, TuningFile};
+use once_cell::sync::OnceCell;
 use parking_lot::RwLock;
 use std::ptr::null_mut;
 use std::sync::{Arc, OnceLock};
@@ -44,6 +46,15 @@ pub(super) struct GroupContext {
     // In the kernels' form, since every launch needs them.
     peers: PeerTable,
     wait: WaitParams,
+}
+
+/// Memory of this node's ranks at `bases`, of which `rank` is this one, in the kernels' form.
+pub(super) fn peer_table(bases: impl ExactSizeIterator<Item = usize>, rank: LocalRank) -> PeerTable {
+    let mut table = PeerTable { window: [null_mut(); MAX_PEERS], ranks: bases.len() as u32, rank: rank.word() };
+    for (to, base) in table.window.iter_mut().zip(bases) {
+        *to = base as *mut u8;
+    }
+    table
 }
 
 /// What a group keeps on the device besides its window.
@@ -81,12 +92,8 @@ impl GroupContext {
         peer_failed: DevPtr,
         windows: &[DevPtr],
         rank: LocalRank,
-    ) -> Result<Self> {
-        let mut peers = PeerTable { window: [null_mut(); MAX_PEERS], ranks: to_u32(windows.len())?, rank: rank.word() };
-        for (to, base) in peers.window.iter_mut().zip(windows) {
-            *to = base.0 as *mut u8;
-        }
-        Ok(Self {
+    ) -> Self {
+        Self {
             module,
             wait: faults.wait_params(KernelOp::PeerSelftest, kept.state.data(), peer_failed),
             faults,
@@ -97,8 +104,8 @@ impl GroupContext {
             programmatic: launches.programmatic,
             state: kept.state,
             objects: kept.objects,
-            peers,
-        })
+            peers: peer_table(windows.iter().map(|base| base.0), rank),
+        }
     }
 
     /// Reads the launch shapes again for a new handle, if the file in use asks for that. They stay if the file cannot
@@ -178,5 +185,76 @@ impl GroupContext {
     pub(super) fn channel_state(&self, channel: u32) -> *mut LlChannelState {
         let states = (self.state.data().0 + CHANNEL_STATES) as *mut LlChannelState;
         states.wrapping_add(channel as usize)
+    }
+}
+
+const ADDRESS_BYTES: usize = size_of::<u64>();
+
+/// The objects of a group as its operations see them, memory of the ranks that their peers map: where tensors lie, and where kernels find the peers' memory. The table exists before any object, and a row of it
+/// changes only while no operation uses its object: so graphs can use objects made after their capture.
+pub(super) struct Objects {
+    memory: Arc<CudaMemory>,
+    pub(super) recognised: Arc<Recognised>,
+    table: Buffer,
+    fallbacks: OnceCell<HostPage<u64>>,
+    /// Ranks of this node.
+    ranks: usize,
+}
+
+impl Objects {
+    /// No objects yet, in a group with `ranks` on this node.
+    pub(super) fn new(memory: &Arc<CudaMemory>, ranks: usize) -> Result<Self> {
+        Ok(Self {
+            memory: Arc::clone(memory),
+            recognised: Arc::default(),
+            table: Buffer::zeroed(memory, Self::table_bytes(ranks))?,
+            fallbacks: OnceCell::new(),
+            ranks,
+        })
+    }
+
+    /// Device memory that the table takes.
+    const fn table_bytes(ranks: usize) -> usize {
+        MAX_OBJECTS * ranks * ADDRESS_BYTES
+    }
+
+    /// Where a tensor of `bytes` at `address` lies, if peers can reach it.
+    pub(super) fn place_of(&self, address: u64, bytes: u64) -> Option<Place> {
+        self.recognised.place_of(address, bytes)
+    }
+
+    /// Whether the group has an object; between two given operations all ranks answer alike.
+    pub(super) fn any(&self) -> bool {
+        self.recognised.any()
+    }
+
+    /// The device address of `u64 [MAX_OBJECTS][ranks]`: this rank's address of the memory that each rank of this node
+    /// has for an object, by local rank; 0 if none.
+    pub(super) fn table(&self) -> u64 {
+        self.table.data().0 as u64
+    }
+
+    /// Where kernels count operations that could not access this rank's tensor in place.
+    pub(super) fn fallbacks_on_device(&self) -> Result<*mut u64> {
+        Ok(self.page()?.device())
+    }
+
+    /// Allocated with the first object, as an operation may be captured.
+    fn page(&self) -> Result<&HostPage<u64>> {
+        self.fallbacks.get_or_try_init(|| HostPage::new(&self.memory.context, 1))
+    }
+
+    /// The number of those operations.
+    pub(super) fn fallbacks(&self) -> u64 {
+        self.fallbacks.get().and_then(|page| page.read(0)).unwrap_or_default()
+    }
+
+    /// Tells kernels the addresses of the ranks' memory of `object`; zeros for one that ends.
+    pub(super) fn write(&self, object: u32, bases: &[usize]) -> Result<()> {
+        self.page()?;
+        let row = self.ranks * ADDRESS_BYTES;
+        let mut bytes: Vec<u8> = bases.iter().flat_map(|it| it.to_ne_bytes()).collect();
+        bytes.resize(row, 0);
+        self.memory.upload(DevPtr(self.table.data().0 + object as usize * row), &bytes)
     }
 }

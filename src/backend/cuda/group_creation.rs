@@ -5,7 +5,7 @@
 
 use crate::backend::bootstrap::Bootstrap;
 use crate::backend::cuda::driver;
-use crate::backend::cuda::driver::memory::CudaMemory;
+use crate::backend::cuda::driver::memory::{CudaMemory, HostPage};
 use crate::backend::cuda::driver::module::Module;
 use crate::backend::cuda::fault::FaultPage;
 use crate::backend::cuda::group::{CudaGroup, CudaMapper, Mode};
@@ -15,10 +15,10 @@ use crate::backend::cuda::ht::{self, HtGroup};
 use crate::backend::cuda::ll::plan::LlPlan;
 use crate::backend::cuda::ll::{self, LlGroup};
 use crate::backend::cuda::network::{Network, OnDevice, blocks_beside_network};
-use crate::backend::cuda::params::common::{KernelOp, MAX_PEERS};
+use crate::backend::cuda::params::common::{KernelOp, MAX_PEERS, SelftestResult};
 use crate::backend::cuda::params::ll::LL_SENTINEL;
 use crate::backend::cuda::peer::layout::WindowLayout;
-use crate::backend::cuda::peer::selftest::Selftest;
+use crate::backend::cuda::peer::selftest;
 use crate::backend::cuda::peer::teardown::{Teardown, Windows};
 use crate::backend::cuda::peer::windows::{GroupWindows, PeerWindows};
 use crate::backend::{OpenGroup, Profile};
@@ -106,7 +106,7 @@ struct Prepared {
     windows: GroupWindows,
     record: Vec<u8>,
     faults: Arc<FaultPage>,
-    selftest: Selftest,
+    verdicts: HostPage<SelftestResult>,
     kept: Kept,
     launches: Launches,
 }
@@ -132,14 +132,14 @@ impl Prepared {
         };
         let file = choices.tuning_file.as_ref().map(tuning_file).transpose()?;
         let windows = GroupWindows::new(memory, layout.bytes, view.others() > 0 && ranks > 1)?;
-        plan.initialise(memory, windows.operations.base().0 + layout.operations)?;
+        plan.initialise(memory, windows.operations.window.base().0 + layout.operations)?;
         Ok(Self {
             module: Module::load(context)?,
             plan,
             layout,
             record: windows.record()?,
             windows,
-            selftest: Selftest::new(context, ranks)?,
+            verdicts: HostPage::new(context, ranks)?,
             kept: Kept::new(memory, ranks)?,
             launches: Launches {
                 multiprocessors: match view.others() {
@@ -179,11 +179,11 @@ pub(super) fn open(
         own.faults,
         own.launches,
         own.kept,
-        DevPtr(windows.operations.base().0 + own.layout.peer_failed),
+        DevPtr(windows.operations.window.base().0 + own.layout.peer_failed),
         &mapped.bases,
         view.own,
-    )?);
-    let tested = mapped.test(&own.selftest, &group, &bootstrap, stream);
+    ));
+    let tested = mapped.test(&own.verdicts, &group, &bootstrap, stream);
     let network = connect(&on, view, own.plan.most_message_bytes(), tested, &group, &bootstrap, stream);
     let mode = network.as_ref().map_err(Error::clone);
     let mode = mode.and_then(|network| own.plan.open(&group, &on, network.as_ref(), start));
@@ -251,11 +251,16 @@ struct Mapped {
 
 impl Mapped {
     /// Tests whether ranks can write to each other's windows.
-    fn test(&self, test: &Selftest, group: &GroupContext, bootstrap: &Bootstrap, stream: Stream) -> Result<()> {
+    fn test(
+        &self,
+        verdicts: &HostPage<SelftestResult>,
+        group: &GroupContext,
+        bootstrap: &Bootstrap,
+        stream: Stream,
+    ) -> Result<()> {
         bootstrap.within_most(|left| {
-            let (peers, wait) = (group.peers(), group.wait_at_most(left, KernelOp::PeerSelftest));
-            let (module, view) = (&group.module, &self.view);
-            test.run(module, peers, view, &self.layout, wait, stream)
+            let wait = group.wait_at_most(left, KernelOp::PeerSelftest);
+            selftest::run(verdicts, &group.module, group.peers(), &self.view, &self.layout, wait, stream)
         })
     }
 

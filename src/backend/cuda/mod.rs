@@ -43,7 +43,7 @@ impl CudaPlatform {
     pub fn new(device: usize) -> Result<Self> {
         let context = Arc::new(Context::for_device(device)?);
         context.resources()?;
-        Ok(Self(Arc::new(CudaMemory::new(context))))
+        Ok(Self(Arc::new(CudaMemory { context })))
     }
 }
 

@@ -26,9 +26,6 @@ macro_rules! driver_table {
             pub struct Functions;
             required { $( fn $name($($type),*) -> Status; )* }
             optional {
-                fn cuDeviceGetName(*mut c_char, c_int, sys::CUdevice) -> Status;
-                fn cuThreadExchangeStreamCaptureMode(*mut c_uint) -> Status;
-                fn cuStreamGetId(sys::CUstream, *mut c_ulonglong) -> Status;
                 fn cuGetErrorName(Status, *mut *const c_char) -> Status;
                 fn cuGetErrorString(Status, *mut *const c_char) -> Status;
             }
@@ -62,6 +59,9 @@ driver_table! {
     fn cuEventQuery(sys::CUevent);
     fn cuEventRecord(sys::CUevent, sys::CUstream);
     fn cuEventDestroy_v2(sys::CUevent);
+    fn cuDeviceGetName(*mut c_char, c_int, sys::CUdevice);
+    fn cuThreadExchangeStreamCaptureMode(*mut sys::CUstreamCaptureMode);
+    fn cuStreamGetId(sys::CUstream, *mut c_ulonglong);
     fn cuDeviceGetAttribute(*mut c_int, sys::CUdevice_attribute, sys::CUdevice);
     fn cuMemAlloc_v2(*mut sys::CUdeviceptr, usize);
     fn cuMemFree_v2(sys::CUdeviceptr);

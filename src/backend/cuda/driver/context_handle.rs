@@ -4,7 +4,7 @@
 use crate::backend::cuda::driver::api::{Status, call, check, functions};
 use crate::error::{Code, Error, Result};
 use cudarc::driver::sys;
-use std::ffi::{c_int, c_uint};
+use std::ffi::c_int;
 use std::marker::PhantomData;
 use std::ptr::null_mut;
 
@@ -213,12 +213,11 @@ pub fn enable_peer_access(peer: ContextHandle) -> Result<()> {
 /// would invalidate captures in the runtime's default mode.
 #[derive(Debug)]
 #[must_use]
-pub struct ApartFromCaptures(c_uint);
+pub struct ApartFromCaptures(sys::CUstreamCaptureMode);
 
 impl ApartFromCaptures {
     pub fn enter() -> Result<Self> {
-        const RELAXED: c_uint = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED as c_uint;
-        exchange_mode(RELAXED).map(Self)
+        exchange_mode(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).map(Self)
     }
 }
 
@@ -230,12 +229,8 @@ impl Drop for ApartFromCaptures {
 }
 
 /// Sets this thread's capture mode; returns the previous one.
-fn exchange_mode(mode: c_uint) -> Result<c_uint> {
-    let mut mode = mode;
-    if let Some(exchange) = functions()?.cuThreadExchangeStreamCaptureMode {
-        // SAFETY: reads and writes one number.
-        let status = unsafe { exchange(&mut mode) };
-        check("cuThreadExchangeStreamCaptureMode", status)?;
-    }
+fn exchange_mode(mut mode: sys::CUstreamCaptureMode) -> Result<sys::CUstreamCaptureMode> {
+    // SAFETY: reads and writes one of the three numbers that this enum has had in every driver.
+    unsafe { call!(cuThreadExchangeStreamCaptureMode(&mut mode))? };
     Ok(mode)
 }

@@ -17,13 +17,13 @@ use std::ptr::null_mut;
 const NOT_FOUND: Status = sys::CUresult::CUDA_ERROR_NOT_FOUND as Status;
 
 /// The entry point `name`, in whichever of `modules` has it.
-fn function(modules: &[ModuleHandle], name: &CStr) -> Result<FunctionHandle> {
+fn function(modules: &[sys::CUmodule], name: &CStr) -> Result<FunctionHandle> {
     let get = functions()?.cuModuleGetFunction;
     let mut function = null_mut();
     let mut status = NOT_FOUND;
     for module in modules {
         // SAFETY: writes one handle; the module is loaded and `name` NUL-terminated.
-        status = unsafe { get(&mut function, module.0, name.as_ptr()) };
+        status = unsafe { get(&mut function, *module, name.as_ptr()) };
         if status != NOT_FOUND {
             break;
         }
@@ -86,7 +86,7 @@ pub fn load() -> Result<Functions> {
     functions
 }
 
-fn functions_of(modules: &[ModuleHandle]) -> Result<Functions> {
+fn functions_of(modules: &[sys::CUmodule]) -> Result<Functions> {
     let of = |name: &str, line: Line| {
         let c_name = CString::new(name).map_err(|_| Error::internal("a kernel's name contains NUL"))?;
         let function = function(modules, &c_name)?;
@@ -99,19 +99,15 @@ fn functions_of(modules: &[ModuleHandle]) -> Result<Functions> {
     Line::ALL.iter().map(|line| line.names().iter().map(|name| of(name, *line)).collect()).collect()
 }
 
-/// Kernels loaded into a context.
-#[derive(Clone, Copy, Debug)]
-struct ModuleHandle(sys::CUmodule);
-
 /// Loads `image`, an aligned fatbin, into the current context, which keeps it until it ends or [`unload_module`].
-fn load_module(image: &'static [u8]) -> Result<ModuleHandle> {
+fn load_module(image: &'static [u8]) -> Result<sys::CUmodule> {
     let mut module = null_mut();
     // SAFETY: writes one handle; a fatbin carries its own length, and this one is complete.
     unsafe { call!(cuModuleLoadData(&mut module, image.as_ptr().cast()))? };
-    Ok(ModuleHandle(module))
+    Ok(module)
 }
 
-fn unload_module(module: ModuleHandle) -> Result<()> {
+fn unload_module(module: sys::CUmodule) -> Result<()> {
     // SAFETY: its owner unloads it once, in the same context.
-    unsafe { call!(cuModuleUnload(module.0)) }
+    unsafe { call!(cuModuleUnload(module)) }
 }

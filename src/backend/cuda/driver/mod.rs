@@ -9,7 +9,6 @@
 mod api;
 pub mod context;
 pub mod context_handle;
-mod device;
 pub mod event;
 pub mod exports;
 pub mod function;
@@ -43,13 +42,12 @@ fn device_number(attribute: sys::CUdevice_attribute) -> Result<u32> {
     u32::try_from(number).map_err(|_| Error::internal(format!("device attribute {number}")))
 }
 
-/// The name of the current context's device, such as "NVIDIA H200", to which measurements belong. Empty if the driver
-/// does not report it.
+/// The name of the current context's device, such as "NVIDIA H200", to which measurements belong.
 pub fn device_name() -> Result<String> {
-    let Some(get) = functions()?.cuDeviceGetName else { return Ok(String::new()) };
+    let device = current_device()?;
     let mut name = [0_u8; 256];
     // SAFETY: writes at most the number of bytes that it is given.
-    check("cuDeviceGetName", unsafe { get(name.as_mut_ptr().cast(), name.len() as c_int, current_device()?.0) })?;
+    unsafe { call!(cuDeviceGetName(name.as_mut_ptr().cast(), name.len() as c_int, device.0))? };
     Ok(String::from_utf8_lossy(name.split(|&byte| byte == 0).next().unwrap_or_default()).into_owned())
 }
 

@@ -3,7 +3,6 @@
 
 use crate::backend::cuda::driver::api::{check, functions, raw_stream};
 use crate::backend::cuda::driver::context::Context;
-use crate::backend::cuda::driver::context_handle::Held;
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::kernels::{FunctionHandle, Functions, Kernel, LaunchShape, Line};
 use crate::error::{Error, Result};
@@ -16,23 +15,17 @@ use std::sync::Arc;
 /// All kernels, ready for launching by one group.
 pub struct Module {
     pub context: Arc<Context>,
-    /// The same context, kept for each launch.
-    held: Arc<Held>,
     functions: Functions,
 }
 
 impl Module {
     pub fn load(context: &Arc<Context>) -> Result<Self> {
-        Ok(Self {
-            context: Arc::clone(context),
-            held: Arc::clone(&context.held),
-            functions: context.resources()?.functions()?,
-        })
+        Ok(Self { context: Arc::clone(context), functions: context.resources()?.functions()? })
     }
 
     /// Enters the context for work on `stream`, until the result is dropped.
     pub fn enter(&self, stream: Stream) -> Result<StreamScope> {
-        StreamScope::enter(&self.held, stream)
+        StreamScope::enter(&self.context, stream)
     }
 
     pub fn launch<P>(&self, kernel: Kernel<P>, shape: LaunchShape, params: &P, at: &StreamScope) -> Result<()> {

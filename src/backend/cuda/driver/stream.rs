@@ -13,7 +13,7 @@ use std::ptr::null_mut;
 #[derive(Debug)]
 pub struct StreamScope {
     pub stream: Stream,
-    /// The stream's identity; `None` where the driver does not report it: before CUDA 12, and during a capture.
+    /// The stream's identity; `None` where the driver does not tell, as during a capture.
     pub id: Option<StreamId>,
     /// The capture that the stream is part of at the moment.
     pub capture: Option<Capture>,
@@ -40,22 +40,21 @@ impl StreamScope {
     /// Enters `context` for work on `stream`, until the result is dropped.
     pub fn enter(context: &Held, stream: Stream) -> Result<Self> {
         let _entered = context.enter()?;
-        let capture = capture_of(stream)?;
+        Ok(Self::of_capture(capture_of(stream)?, stream, _entered))
+    }
+
+    /// The same for `stream`, which is about to join this one's capture, if there is one.
+    pub fn of_same_capture(&self, stream: Stream) -> Self {
+        Self::of_capture(self.capture, stream, self._entered.again())
+    }
+
+    fn of_capture(capture: Option<Capture>, stream: Stream, _entered: Entered) -> Self {
         let id = match capture {
             None => id_of(stream),
             // Asking would invalidate the capture.
             Some(_) => None,
         };
-        Ok(Self { stream, id, capture, _entered })
-    }
-
-    /// The same for `stream`, which is about to join this one's capture, if there is one.
-    pub fn of_same_capture(&self, stream: Stream) -> Result<Self> {
-        let id = match self.capture {
-            None => id_of(stream),
-            Some(_) => None,
-        };
-        Ok(Self { stream, id, capture: self.capture, _entered: self._entered.again() })
+        Self { stream, id, capture, _entered }
     }
 
     pub fn is_captured(&self) -> bool {
@@ -64,7 +63,7 @@ impl StreamScope {
 }
 
 fn id_of(stream: Stream) -> Option<StreamId> {
-    let ask = functions().ok()?.cuStreamGetId?;
+    let ask = functions().ok()?.cuStreamGetId;
     let mut id = 0;
     // SAFETY: writes one number; the caller of the library vouches for the stream.
     let status = unsafe { ask(raw_stream(stream), &mut id) };

@@ -123,7 +123,7 @@ impl LlNetwork {
     /// The side stream for background work of an operation at `at`, not ordered after `at` yet. Refuses a capture if
     /// too many are open.
     pub fn background_of(&self, at: &StreamScope) -> Result<StreamScope> {
-        at.of_same_capture(self.on_device.side.of(at.capture)?)
+        Ok(at.of_same_capture(self.on_device.side.of(at.capture)?))
     }
 }
 
@@ -170,13 +170,9 @@ impl ChannelMemory {
     }
 }
 
-/// Most bytes of a message of a group with the bounds of `facts`.
-pub fn most_message_bytes(facts: &GroupFacts) -> usize {
-    HEADER_BYTES + most_rows_bytes(facts)
-}
-
-/// For each token a row, ids and weights.
-fn most_rows_bytes(facts: &GroupFacts) -> usize {
+/// Most bytes behind the header of a message in a group with the bounds of `facts`: for each token a row, ids and
+/// weights.
+pub fn most_rows_bytes(facts: &GroupFacts) -> usize {
     let entry = size_of::<i64>() + size_of::<f32>();
     let of_token = facts.row_bytes + LL_MAX_TOP_K as usize * entry;
     facts.max_tokens.unwrap_or(0) * of_token

@@ -8,7 +8,7 @@ use crate::backend::cuda::kernels::to_u32;
 use crate::backend::cuda::ll::chunks::{Cut, most_flags, slot_bytes};
 use crate::backend::cuda::ll::fingerprint;
 use crate::backend::cuda::ll::launch::{DispatchGrid, Grid, HandlePlan, ViewGrid, at_most};
-use crate::backend::cuda::ll::network::most_message_bytes;
+use crate::backend::cuda::ll::network::{HEADER_BYTES, most_rows_bytes};
 use crate::backend::cuda::params::ll::{
     LL_BANKS, LL_CHANNELS, LL_COMBINE_MANY_THREADS, LL_COUNTS_BESIDE_EXPERTS, LL_DISPATCH_THREADS, LL_INDEX_BITS,
     LL_MAX_RANKS, LL_MAX_TOP_K, LL_PLAIN_DISPATCH_THREADS, LL_STATIC_SHARED_BYTES, LlLayout, LlShape, reciprocal,
@@ -122,7 +122,7 @@ impl LlPlan {
 
     /// Most bytes of a message between nodes.
     pub fn most_message_bytes(&self) -> usize {
-        most_message_bytes(&self.facts)
+        HEADER_BYTES + most_rows_bytes(&self.facts)
     }
 
     /// The kernels' offsets if the LL region begins at `start` of the window.

@@ -1,8 +1,9 @@
 //! Views: rank-major rows that stay where they arrive (`cuda/ll/view.cuh`), or that are copied for the caller.
 
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
+use crate::backend::cuda::group_context::peer_table;
 use crate::backend::cuda::ll::launch::FewRows;
-use crate::backend::cuda::params::common::{MAX_PEERS, PeerTable};
+use crate::backend::cuda::params::common::PeerTable;
 use crate::backend::cuda::params::ll_view::LL_VIEW_BANKS;
 use crate::error::Result;
 use crate::model::ids::LocalRank;
@@ -10,7 +11,6 @@ use crate::model::ops::{LlDispatch, ViewBank};
 use crate::model::scales::WireRow;
 use crate::model::tensor::DevPtr;
 use once_cell::sync::OnceCell;
-use std::ptr::null_mut;
 use std::sync::Arc;
 
 const _: () = assert!(LL_VIEW_BANKS as usize == ViewBank::COUNT);
@@ -52,13 +52,8 @@ impl ViewBanks {
 
     /// `bank` of each rank, once the banks exist.
     pub fn of_ranks(&self, bank: ViewBank) -> Option<PeerTable> {
-        let first = self.first.get()?;
-        let mut table =
-            PeerTable { window: [null_mut(); MAX_PEERS], ranks: first.len() as u32, rank: self.rank.word() };
-        for (to, first) in table.window.iter_mut().zip(first) {
-            *to = (first + bank.index() * self.bank_bytes) as *mut u8;
-        }
-        Some(table)
+        let first = self.first.get()?.iter();
+        Some(peer_table(first.map(|first| first + bank.index() * self.bank_bytes), self.rank))
     }
 
     /// How rows at `at`, with `zone_bytes` for each rank, lie relative to `bank`.

@@ -3,7 +3,6 @@
 mod descriptors;
 pub mod layout;
 pub mod object_memory;
-pub mod objects;
 pub mod selftest;
 pub mod teardown;
 pub mod window;

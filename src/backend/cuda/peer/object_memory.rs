@@ -27,7 +27,7 @@ const PAUSE: Duration = Duration::from_micros(50);
 
 /// This rank's memory of an object, and its mappings of the peers'.
 pub struct ObjectMemory {
-    windows: PeerWindows,
+    pub windows: PeerWindows,
     begin: DevPtr,
     /// For a caller's memory.
     shared: Option<Shared>,
@@ -140,11 +140,6 @@ impl ObjectMemory {
         }
         Ok(bases)
     }
-
-    /// Turns it into windows, for the end of the group.
-    pub fn into_windows(self) -> PeerWindows {
-        self.windows
-    }
 }
 
 impl Mapped for ObjectMemory {
@@ -155,7 +150,7 @@ impl Mapped for ObjectMemory {
     }
 
     fn publish(&mut self) {
-        self.windows.publish();
+        self.windows.window.publish();
     }
 
     fn unmap(&mut self) -> bool {

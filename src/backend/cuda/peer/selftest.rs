@@ -2,7 +2,6 @@
 //! ranks still take part.
 
 use crate::backend::cuda::driver;
-use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::memory::HostPage;
 use crate::backend::cuda::driver::module::Module;
 use crate::backend::cuda::kernels;
@@ -16,47 +15,35 @@ use crate::error::{Code, Error, Result};
 use crate::model::ids::GroupRank;
 use crate::model::node_view::NodeView;
 use crate::model::ops::Stream;
-use std::sync::Arc;
 
 /// The value of the flags. Windows are zero when the test runs, so one epoch is enough.
 const EPOCH: u32 = 1;
 
-/// A self-test that is ready to run.
-pub struct Selftest {
-    results: HostPage<SelftestResult>,
-}
-
-impl Selftest {
-    pub fn new(context: &Arc<Context>, ranks: usize) -> Result<Self> {
-        Ok(Self { results: HostPage::new(context, ranks)? })
-    }
-
-    /// Exchanges a pattern with every rank and waits for the verdict. Collective.
-    pub fn run(
-        &self,
-        module: &Module,
-        peers: &PeerTable,
-        view: &NodeView,
-        layout: &WindowLayout,
-        wait: WaitParams,
-        stream: Stream,
-    ) -> Result<()> {
-        let params = PeerSelftestParams {
-            peers: *peers,
-            wait,
-            flags_offset: layout.selftest_flags as u64,
-            slots_offset: layout.selftest_slots as u64,
-            results: self.results.device(),
-            epoch: EPOCH,
-        };
-        let shape = LaunchShape::new(peers.ranks, SELFTEST_THREADS);
-        let _under_way = module.context.quiescence.begin();
-        let at = module.enter(stream)?;
-        module.launch(kernels::peer_selftest(), shape, &params, &at)?;
-        driver::synchronize_stream(stream)?;
-        let mut results = view.locals.iter().enumerate();
-        results.try_for_each(|(index, &peer)| judge(view.rank, peer, self.results.read(index)))
-    }
+/// Exchanges a pattern with every rank and waits for the verdict. `results` has one for each. Collective.
+pub fn run(
+    results: &HostPage<SelftestResult>,
+    module: &Module,
+    peers: &PeerTable,
+    view: &NodeView,
+    layout: &WindowLayout,
+    wait: WaitParams,
+    stream: Stream,
+) -> Result<()> {
+    let params = PeerSelftestParams {
+        peers: *peers,
+        wait,
+        flags_offset: layout.selftest_flags as u64,
+        slots_offset: layout.selftest_slots as u64,
+        results: results.device(),
+        epoch: EPOCH,
+    };
+    let shape = LaunchShape::new(peers.ranks, SELFTEST_THREADS);
+    let _under_way = module.context.quiescence.begin();
+    let at = module.enter(stream)?;
+    module.launch(kernels::peer_selftest(), shape, &params, &at)?;
+    driver::synchronize_stream(stream)?;
+    let mut peers = view.locals.iter().enumerate();
+    peers.try_for_each(|(index, &peer)| judge(view.rank, peer, results.read(index)))
 }
 
 /// The verdict of `rank` on `peer`.

@@ -30,15 +30,6 @@ impl PeerWindows {
         Self { mappings: Vec::new(), window }
     }
 
-    /// The record was sent: other ranks may map the window from now on.
-    pub fn publish(&mut self) {
-        self.window.publish();
-    }
-
-    pub fn base(&self) -> DevPtr {
-        self.window.base()
-    }
-
     /// Maps the windows of this node's other ranks, in rank order; `records` are those of all ranks of the group. Each
     /// window has `bytes`. After a failure the earlier mappings stay, to be unmapped with the rest.
     fn map_peers(&mut self, view: &NodeView, records: &[&[u8]], bytes: usize) -> Result<()> {
@@ -111,17 +102,6 @@ impl PeerWindows {
     fn unmap_all(all: &mut [Self]) -> bool {
         PeerMapping::unmap(all.iter_mut().flat_map(|it| &mut it.mappings))
     }
-
-    /// Ends an opening that failed with `error` on all ranks, and returns that error.
-    fn abandon(self, bootstrap: &Bootstrap, stream: Stream, error: Error) -> Error {
-        match bootstrap.lost() {
-            // That error is the one to report; a window that cannot be freed stays.
-            None => drop(Self::release(vec![self], bootstrap, stream)),
-            // This rank's stays allocated, as a peer's kernels may write to it.
-            Some(_) => drop(self),
-        }
-        error
-    }
 }
 
 /// A rank's windows in a group.
@@ -155,9 +135,9 @@ impl GroupWindows {
 
     /// The record was sent: other ranks may map them from now on.
     pub fn publish(&mut self) {
-        self.operations.publish();
+        self.operations.window.publish();
         if let Some(words) = &mut self.words {
-            words.publish();
+            words.window.publish();
         }
     }
 
@@ -186,18 +166,14 @@ impl GroupWindows {
             give_back(all, true);
             return Ok(());
         }
-        match (teardown.part(words.is_some() && PeerWindows::unmap_all(&mut all))?, words) {
-            (Parting::AllUnmapped, Some(words)) => {
-                give_back(all, true);
-                words.give_back(false);
-            }
-            (Parting::SomeMapped, Some(words)) => {
-                give_back(all, false);
-                words.give_back(false);
-            }
+        let parting = teardown.part(words.is_some() && PeerWindows::unmap_all(&mut all))?;
+        match (parting, words) {
+            // A word may still come to the windows that have them, so these stay allocated.
             (Parting::SomeMissing, None) => drop(all),
-            (Parting::SomeMissing, Some(_)) | (Parting::AllUnmapped | Parting::SomeMapped, None) => {
-                give_back(all, false)
+            (Parting::SomeMissing, Some(_)) => give_back(all, false),
+            (_, words) => {
+                give_back(all, parting == Parting::AllUnmapped);
+                words.into_iter().for_each(|it| it.give_back(false));
             }
         }
         Ok(())
@@ -208,6 +184,12 @@ impl GroupWindows {
         if let Some(words) = self.words {
             words.give_back(false);
         }
-        self.operations.abandon(bootstrap, stream, error)
+        match bootstrap.lost() {
+            // `error` is the one to report; a window that cannot be freed stays.
+            None => drop(PeerWindows::release(vec![self.operations], bootstrap, stream)),
+            // This rank's stays allocated, as a peer's kernels may write to it.
+            Some(_) => drop(self.operations),
+        }
+        error
     }
 }

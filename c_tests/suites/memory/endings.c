@@ -108,6 +108,15 @@ EP_TEST(graphs_keep_memory) {
         EP_CHECK(new_memory(group, kBytes) == memory);
         fill(env, memory, kBytes, 80);
         check_peers(env, group, memory, 80);
+        // A caller's memory may be gone when others come to unmap it; what takes its place is other memory.
+        for (uint64_t seed = 81; seed < 84; ++seed) {
+            uint8_t* given = ep_device_alloc(kBytes);
+            EP_CHECK_NCCL(ncclEpMemRegister(group, given, kBytes, NULL));
+            fill(env, given, kBytes, seed);
+            check_peers(env, group, given, seed);
+            EP_CHECK_NCCL(ncclEpMemDeregister(group, given));
+            ep_device_free(given);
+        }
         ep_replay(&captured);
         ep_sync(env);
         close_group(env, group);

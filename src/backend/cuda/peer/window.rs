@@ -34,7 +34,7 @@ pub struct Window {
     pub context: Arc<Context>,
     allocation: Allocation,
     /// The memory is a caller's; never freed here.
-    is_given: bool,
+    pub is_given: bool,
     is_published: bool,
     /// The memory was another group's, and a peer of that group may still map it.
     must_stay: bool,
@@ -211,7 +211,8 @@ pub struct PeerMapping {
 
 /// What must be undone.
 enum Import {
-    Handle([u8; IPC_HANDLE_BYTES]),
+    /// An allocation, and for what its mapping may be reused.
+    Whole(Option<Key>),
     /// Pieces of these sizes.
     Pieces(Vec<usize>),
 }
@@ -220,17 +221,19 @@ impl Import {
     /// Unmaps `address` from the current context. A destroyed context has closed its mappings.
     fn close(&self, address: usize) {
         match self {
-            Self::Handle(_) => drop(exports::close_import(DevPtr(address))),
+            Self::Whole(_) => drop(exports::close_import(DevPtr(address))),
             Self::Pieces(sizes) => exports::unmap(DevPtr(address), sizes),
         }
     }
 }
 
 impl PeerMapping {
-    /// Maps the window of `record`, which must have `bytes`, into `context`.
-    pub fn new(context: &Arc<Context>, record: &WindowRecord, bytes: usize) -> Result<Self> {
+    /// Maps the window of `record`, which must have `bytes`, into `context`. If its memory `is_given` by a caller, it
+    /// may be gone before its mapping, and the handle may return for other memory: so the mapping is not reused.
+    pub fn new(context: &Arc<Context>, record: &WindowRecord, bytes: usize, is_given: bool) -> Result<Self> {
         let _entered = context.enter()?;
         let here = record.here(bytes)?;
+        let key = (!is_given).then_some(Key::Import(record.ipc));
         let base = match here {
             Some(allocation) => {
                 if allocation.context != context.handle() {
@@ -238,12 +241,12 @@ impl PeerMapping {
                 }
                 DevPtr(allocation.base as usize)
             }
-            None => match context.quiescence.take(&Key::Import(record.ipc)) {
+            None => match key.and_then(|key| context.quiescence.take(&key)) {
                 Some(left) => DevPtr(left.address),
                 None => exports::import(record.ipc).map_err(rank_is_gone)?,
             },
         };
-        let imported = here.is_none().then_some(Import::Handle(record.ipc));
+        let imported = here.is_none().then_some(Import::Whole(key));
         Ok(Self { context: Arc::clone(context), base, imported })
     }
 
@@ -291,8 +294,8 @@ fn rank_is_gone(cause: Error) -> Error {
 impl Drop for PeerMapping {
     fn drop(&mut self) {
         if let Some(import) = self.imported.take() {
-            let key = match &import {
-                Import::Handle(ipc) => Some(Key::Import(*ipc)),
+            let key = match import {
+                Import::Whole(key) => key,
                 Import::Pieces(_) => None,
             };
             self.context.free_later(key, self.base.0, move |address| import.close(address));

@@ -51,7 +51,8 @@ impl PeerWindows {
         record: &WindowRecord,
         bytes: Option<usize>,
     ) -> Result<DevPtr> {
-        let mapping = PeerMapping::new(&self.window.context, record, bytes.unwrap_or_else(|| record.bytes()));
+        let Window { context, is_given, .. } = &self.window;
+        let mapping = PeerMapping::new(context, record, bytes.unwrap_or_else(|| record.bytes()), *is_given);
         self.keep(view, peer, mapping)
     }
 

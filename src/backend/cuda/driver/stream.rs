@@ -39,8 +39,8 @@ impl Capture {
 impl StreamScope {
     /// Enters `context` for work on `stream`, until the result is dropped.
     pub fn enter(context: &Held, stream: Stream) -> Result<Self> {
-        let _entered = context.enter()?;
-        Ok(Self::of_capture(capture_of(stream)?, stream, _entered))
+        let entered = context.enter()?;
+        Ok(Self::of_capture(capture_of(stream)?, stream, entered))
     }
 
     /// The same for `stream`, which is about to join this one's capture, if there is one.
@@ -48,13 +48,13 @@ impl StreamScope {
         Self::of_capture(self.capture, stream, self._entered.again())
     }
 
-    fn of_capture(capture: Option<Capture>, stream: Stream, _entered: Entered) -> Self {
+    fn of_capture(capture: Option<Capture>, stream: Stream, entered: Entered) -> Self {
         let id = match capture {
             None => id_of(stream),
             // Asking would invalidate the capture.
             Some(_) => None,
         };
-        Self { stream, id, capture, _entered }
+        Self { stream, id, capture, _entered: entered }
     }
 
     pub fn is_captured(&self) -> bool {

@@ -10,6 +10,7 @@ use std::fs::{File, OpenOptions};
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 
 use parking_lot::Mutex;
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -102,12 +103,10 @@ impl Rendezvous {
     }
 }
 
-/// Gives `file` at least `size` bytes. All ranks do this with the same size, in any order.
+/// Gives `file` at least `size` bytes, which nobody uses before all ranks have done this. A rank that is wrong about
+/// their number takes nothing away from the others.
 pub(crate) fn grow(file: &File, size: usize) -> Outcome<()> {
-    if file.metadata().map_err(|cause| failed("fstat", &cause))?.len() >= size as u64 {
-        return Ok(());
-    }
-    file.set_len(size as u64).map_err(|cause| failed("ftruncate", &cause))
+    file.write_all_at(&[0], size as u64 - 1).map_err(|cause| failed("pwrite", &cause))
 }
 
 /// The failure of a system call.
@@ -124,5 +123,22 @@ mod tests {
         let rendezvous = Rendezvous { process: 4_000_000, descriptor: 17, nonce: u64::MAX - 5 };
         assert_eq!(Rendezvous::decode(&rendezvous.encode()).ok(), Some(rendezvous));
         assert_eq!(Rendezvous::from_words(rendezvous.to_words()), rendezvous);
+    }
+
+    /// As for ranks that disagree on how many they are: no part may vanish that another has mapped.
+    #[test]
+    fn memory_never_shrinks() {
+        for _ in 0..1000 {
+            let rendezvous = Rendezvous::create().expect("memfd");
+            let file = rendezvous.open().expect("a file");
+            std::thread::scope(|scope| {
+                for size in [5000, 90_000] {
+                    let file = &file;
+                    scope.spawn(move || grow(file, size).expect("room"));
+                }
+            });
+            assert_eq!(file.metadata().expect("a length").len(), 90_000);
+            rendezvous.release();
+        }
     }
 }

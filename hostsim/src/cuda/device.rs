@@ -59,19 +59,12 @@ impl Device {
     /// Submits work to a stream of this device, after the given tickets and in the order that the legacy default stream
     /// requires. One lock for all streams of the device defines a common order of submission.
     pub(crate) fn submit(&self, stream: &Arc<Stream>, after: Vec<Ticket>, job: Job) -> Result<Ticket, CudaError> {
-        refuse_on_worker()?;
-        self.take_turn();
-        self.submit_in_turn(stream, after, job)
+        self.take_turn()?;
+        Ok(self.submit_in_turn(stream, after, job))
     }
 
     /// The same after [`Device::take_turn`].
-    pub(crate) fn submit_in_turn(
-        &self,
-        stream: &Arc<Stream>,
-        mut after: Vec<Ticket>,
-        job: Job,
-    ) -> Result<Ticket, CudaError> {
-        refuse_on_worker()?;
+    pub(crate) fn submit_in_turn(&self, stream: &Arc<Stream>, mut after: Vec<Ticket>, job: Job) -> Ticket {
         let streams = self.streams.lock();
         match stream.kind {
             Kind::Legacy => {
@@ -81,7 +74,7 @@ impl Device {
             Kind::Blocking => after.extend(streams.legacy.as_ref().and_then(Stream::pending)),
             Kind::NonBlocking => {}
         }
-        Ok(stream.push(after, job))
+        stream.push(after, job)
     }
 
     /// Waits for all streams of the device; returns the first error found, once.
@@ -100,8 +93,10 @@ impl Device {
     }
 
     /// Waits until no call is synchronizing the device.
-    pub(crate) fn take_turn(&self) {
+    pub(crate) fn take_turn(&self) -> Result<(), CudaError> {
+        refuse_on_worker()?;
         drop(self.calls.read());
+        Ok(())
     }
 
     fn streams(&self) -> Vec<Arc<Stream>> {

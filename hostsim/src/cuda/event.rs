@@ -154,9 +154,8 @@ pub extern "C" fn cudaEventElapsedTime(
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaEventDestroy(event: cudaEvent_t) -> cudaError_t {
     boundary(|| {
-        let gone = EVENTS.remove(event as usize).ok_or(CudaError::InvalidResourceHandle)?;
-        device::device(gone.device)?.take_turn();
-        Ok(())
+        device::device(find(event)?.device)?.take_turn()?;
+        EVENTS.remove(event as usize).map(drop).ok_or(CudaError::InvalidResourceHandle)
     })
 }
 
@@ -173,7 +172,7 @@ fn create_into(out: Option<&mut cudaEvent_t>, flags: c_uint) -> Result<(), CudaE
     }
     let timed = flags & DISABLE_TIMING == 0;
     let index = device::current_index();
-    device::device(index)?.take_turn();
+    device::device(index)?.take_turn()?;
     let event = Event { device: index, timed, latest: Mutex::new(None) };
     store(out, EVENTS.insert(Arc::new(event)) as cudaEvent_t)
 }

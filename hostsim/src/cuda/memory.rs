@@ -78,7 +78,7 @@ pub extern "C" fn cudaHostRegister(pointer: *mut c_void, size: usize, flags: c_u
         }
         recording::refuse_unsafe_call()?;
         let index = device::current_index();
-        device::device(index)?.take_turn();
+        device::device(index)?.take_turn()?;
         heap::register(pointer as usize, size, index)
     })
 }
@@ -155,7 +155,7 @@ fn allocate_into(out: Option<&mut *mut c_void>, size: usize, memory: fn(usize) -
     }
     recording::refuse_unsafe_call()?;
     let index = device::current_index();
-    device::device(index)?.take_turn();
+    device::device(index)?.take_turn()?;
     let address = heap::allocate(size, memory(index))?;
     store(out, address as *mut c_void)
 }

@@ -34,8 +34,8 @@ pub(crate) struct Stream {
     state: Mutex<State>,
     arrived: Condvar,
     advanced: Condvar,
-    /// The most work that may be queued; further submissions wait for room.
-    room: usize,
+    /// The most work that may wait behind the one that runs; further submissions wait for room.
+    room: u64,
 }
 
 struct State {
@@ -93,7 +93,7 @@ impl Stream {
     /// [`super::device::Device::submit`].
     pub(super) fn push(self: &Arc<Self>, after: Vec<Ticket>, job: Job) -> Ticket {
         let mut state = self.state.lock();
-        while state.queue.len() >= self.room {
+        while state.submitted - state.completed > self.room {
             self.advanced.wait(&mut state);
         }
         state.submitted += 1;
@@ -166,9 +166,9 @@ impl Stream {
 }
 
 /// `NCCLEP_HOSTSIM_QUEUE` if it is a number, otherwise no limit.
-fn room() -> usize {
+fn room() -> u64 {
     let text = std::env::var("NCCLEP_HOSTSIM_QUEUE").ok();
-    text.and_then(|text| text.trim().parse().ok()).filter(|&room| room > 0).unwrap_or(usize::MAX)
+    text.and_then(|text| text.trim().parse().ok()).filter(|&room| room > 0).unwrap_or(u64::MAX)
 }
 
 impl Ticket {

@@ -55,9 +55,9 @@ pub extern "C" fn cudaStreamCreateWithFlags(stream: Option<&mut cudaStream_t>, f
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaStreamDestroy(stream: cudaStream_t) -> cudaError_t {
     boundary(|| {
-        let gone = STREAMS.remove(stream as usize).ok_or(CudaError::InvalidResourceHandle)?;
-        device::device(gone.device)?.take_turn();
-        gone.close();
+        let wanted = STREAMS.get(stream as usize).ok_or(CudaError::InvalidResourceHandle)?;
+        device::device(wanted.device)?.take_turn()?;
+        STREAMS.remove(stream as usize).ok_or(CudaError::InvalidResourceHandle)?.close();
         Ok(())
     })
 }
@@ -141,7 +141,7 @@ fn create_into(out: Option<&mut cudaStream_t>, flags: c_uint) -> Result<(), Cuda
     }
     let kind = if flags & NON_BLOCKING != 0 { Kind::NonBlocking } else { Kind::Blocking };
     let device = device::current()?;
-    device.take_turn();
+    device.take_turn()?;
     let handle = STREAMS.insert(device.create_stream(kind)?);
     store(out, handle as cudaStream_t)
 }

@@ -85,12 +85,13 @@ where
     F: Fn(&Comm) -> Outcome<()> + Send + Sync + 'static,
 {
     // Not under the lock, which an aborting thread needs to end what the device waits for.
-    device::device(stream.device)?.take_turn();
+    let device = device::device(stream.device)?;
+    device.take_turn()?;
     let mut last = comm.last.lock();
     after.extend(last.clone());
     let (owner, operation) = (Arc::clone(comm), Arc::clone(operation));
     let job = move || owner.execute(|comm| operation(comm));
-    let ticket = device::device(stream.device)?.submit_in_turn(stream, after, Box::new(job))?;
+    let ticket = device.submit_in_turn(stream, after, Box::new(job));
     *last = Some(ticket.clone());
     Ok(ticket)
 }

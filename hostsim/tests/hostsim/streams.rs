@@ -1,8 +1,9 @@
 //! Order within and between streams, the legacy default stream, events.
 
+use std::ffi::c_void;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use ncclep_hostsim::cuda::device::cudaSetDevice;
@@ -11,9 +12,10 @@ use ncclep_hostsim::cuda::event::*;
 use ncclep_hostsim::cuda::memory::{cudaFree, cudaMalloc};
 use ncclep_hostsim::cuda::reset::cudaDeviceReset;
 use ncclep_hostsim::cuda::stream::*;
+use ncclep_hostsim::nccl::api::{ncclAllGather, ncclComm_t};
 
 use crate::codes::*;
-use crate::kit::{Buffer, Gate, Stream, event, launch, own_device, processes};
+use crate::kit::{Buffer, Gate, Stream, event, launch, own_device, processes, run};
 
 const INVALID_HANDLE: i32 = 400;
 const NOT_PERMITTED: i32 = 800;
@@ -280,4 +282,46 @@ fn a_forked_process_is_refused() {
     assert!(libc::WIFEXITED(status));
     assert_eq!(libc::WEXITSTATUS(status), INITIALIZATION_ERROR);
     assert_eq!(stream.synchronize(), SUCCESS);
+}
+
+/// With room for one: what waits for room gets it once the work in front begins, which here lasts until then.
+#[test]
+fn work_that_begins_leaves_room() {
+    processes(1, &[("NCCLEP_HOSTSIM_QUEUE", "1")], || {
+        let stream = Stream::new();
+        for _ in 0..100 {
+            let gate = Gate::holding(stream.0);
+            let (has_room, room) = mpsc::channel();
+            launch(stream.0, move || room.recv_timeout(Duration::from_secs(5)).expect("room"));
+            let address = stream.0 as usize;
+            let next = std::thread::spawn(move || {
+                launch(address as cudaStream_t, || ());
+                has_room.send(()).expect("somebody waits");
+            });
+            std::thread::sleep(Duration::from_millis(1));
+            gate.open();
+            next.join().expect("no panic");
+            assert_eq!(stream.synchronize(), SUCCESS);
+        }
+    });
+}
+
+/// It would wait for itself.
+#[test]
+fn a_host_function_that_calls_back_beside_a_free_is_refused() {
+    run(1, &[], |me| {
+        let (buffer, both) = (Buffer::new(64), Buffer::new(64));
+        let (address, comm, stream) = (both.address as usize, me.comm as usize, me.stream.0 as usize);
+        let refused = Arc::new(AtomicI32::new(-1));
+        let inside = Arc::clone(&refused);
+        launch(me.stream.0, move || {
+            give_a_chance();
+            let (both, stream) = (address as *mut c_void, stream as cudaStream_t);
+            inside.store(ncclAllGather(both, both, 64, UINT8, comm as ncclComm_t, stream), Ordering::SeqCst);
+        });
+        drop(buffer);
+        assert_eq!(refused.load(Ordering::SeqCst), UNHANDLED_CUDA_ERROR);
+        drop(both);
+        me.end();
+    });
 }

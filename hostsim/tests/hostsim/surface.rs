@@ -18,8 +18,6 @@ const CUDA_NAMES: usize = 48;
 const NCCL_NAMES: usize = 36;
 const INVALID_DEVICE: i32 = 101;
 const NOT_SUPPORTED: i32 = 801;
-/// `ncclUnhandledCudaError`.
-const UNHANDLED_CUDA_ERROR: i32 = 1;
 /// Tells a child process what CUDA calls must return.
 const EXPECTED: &str = "HOSTSIM_TEST_EXPECTED";
 

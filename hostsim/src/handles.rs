@@ -46,9 +46,8 @@ impl<T> Handles<T> {
     }
 
     /// Removes every handle whose object meets the condition.
-    pub(crate) fn remove_if(&self, condition: impl Fn(&T) -> bool) -> Vec<Arc<T>> {
-        let mut table = self.live.lock();
-        table.objects.extract_if(.., |_, object| condition(object)).map(|(_, object)| object).collect()
+    pub(crate) fn remove_if(&self, condition: impl Fn(&T) -> bool) {
+        self.live.lock().objects.retain(|_, object| !condition(object));
     }
 }
 

@@ -22,7 +22,6 @@ static GRAPHS: Handles<Graph> = Handles::new(0x5500_0000_0000);
 static EXECUTABLES: Handles<Executable> = Handles::new(0x5600_0000_0000);
 
 /// Allows captures from now on in this process: all work of its streams can be replayed.
-// SAFETY: the name is this project's own and is defined once in the process.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclEpHostsimAllowGraphs() {
     recording::allow();

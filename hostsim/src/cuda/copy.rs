@@ -162,7 +162,7 @@ fn fill(stream: &Arc<Stream>, to: usize, value: c_int, len: usize) -> Result<Sid
 fn side(name: &str, address: usize, len: usize, device: Option<bool>) -> Result<Side, CudaError> {
     let (side, fits) = match heap::classify(address, len) {
         Range::Inside(Memory::Device(_)) => (Side::Device, device != Some(false)),
-        Range::Inside(Memory::Pinned(_)) => (Side::Pinned, true),
+        Range::Inside(Memory::Pinned(_) | Memory::Registered(_)) => (Side::Pinned, true),
         Range::Pageable => (Side::Pageable, device != Some(true) && address != 0),
         Range::Invalid => {
             report::refusal(&format!(

@@ -98,7 +98,7 @@ pub(crate) fn store<T>(out: Option<&mut T>, value: T) -> Result<(), CudaError> {
     Ok(())
 }
 
-// SAFETY (this and every other export): the name is CUDA's and this library defines it once.
+// SAFETY (this and every other export): the name is CUDA's or this project's own, and this library defines it once.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaGetLastError() -> cudaError_t {
     LAST.replace(CUDA_SUCCESS)
@@ -111,7 +111,6 @@ pub extern "C" fn cudaPeekAtLastError() -> cudaError_t {
 
 /// Forgets the failure of the thread's last call: the previous one is the last error again. For callers that emulate
 /// something without such a record.
-// SAFETY: the name is this project's own and is defined once in the process.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclEpHostsimForgetFailure() {
     LAST.set(BEFORE.get());

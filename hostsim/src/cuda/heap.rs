@@ -24,6 +24,8 @@ pub(crate) enum Memory {
     Device(usize),
     /// From `cudaHostAlloc` on the device with this index.
     Pinned(usize),
+    /// The program's own pages, registered with the device with this index.
+    Registered(usize),
 }
 
 /// What a range of addresses is to the runtime.
@@ -40,7 +42,7 @@ pub(crate) enum Range {
 struct Block {
     size: usize,
     memory: Memory,
-    /// `None` for the program's own pages that it has registered.
+    /// `None` for registered pages.
     region: Option<Region>,
 }
 
@@ -71,7 +73,7 @@ pub(crate) fn allocate(size: usize, memory: Memory) -> Result<usize, CudaError> 
 
 /// Registers the program's own pages as pinned memory of a device, until they are released or the device is reset.
 pub(crate) fn register(address: usize, size: usize, device: usize) -> Result<(), CudaError> {
-    let memory = Memory::Pinned(device);
+    let memory = Memory::Registered(device);
     let mut heap = HEAP.lock();
     if size == 0
         || heap.live.range(..address + size).next_back().is_some_and(|(start, block)| start + block.size > address)
@@ -80,12 +82,6 @@ pub(crate) fn register(address: usize, size: usize, device: usize) -> Result<(),
     }
     heap.live.insert(address, Block { size, memory, region: None });
     Ok(())
-}
-
-/// Whether registered pages start at an address.
-pub(crate) fn is_registered(address: usize) -> bool {
-    let heap = HEAP.lock();
-    (heap.live.get(&address)).is_some_and(|block| block.region.is_none())
 }
 
 /// What kind of allocation starts at an address, if one does.
@@ -181,7 +177,7 @@ impl Memory {
     /// The device that was current when the memory was allocated.
     pub(crate) fn device(self) -> usize {
         match self {
-            Self::Device(device) | Self::Pinned(device) => device,
+            Self::Device(device) | Self::Pinned(device) | Self::Registered(device) => device,
         }
     }
 }
@@ -191,19 +187,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn registered_pages_are_pinned_memory_and_stay() {
+    fn registered_pages_stay() {
         let pages = vec![7u8; 100];
         let address = pages.as_ptr() as usize;
         for _ in 0..2 {
             assert_eq!(register(address, 100, 905), Ok(()));
             assert!(register(address + 50, 100, 905).is_err());
-            assert_eq!(classify(address + 1, 99), Range::Inside(Memory::Pinned(905)));
-            assert!(is_registered(address));
+            assert_eq!(classify(address + 1, 99), Range::Inside(Memory::Registered(905)));
             release_device(905);
             assert_eq!(classify(address, 1), Range::Pageable);
             assert_eq!(pages, [7; 100]);
         }
-        assert!(!is_registered(address));
     }
 
     #[test]

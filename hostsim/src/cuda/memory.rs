@@ -21,7 +21,7 @@ pub extern "C" fn cudaMalloc(out: Option<&mut *mut c_void>, size: usize) -> cuda
 /// Waits for the device, then frees device memory. NULL is accepted.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaFree(pointer: *mut c_void) -> cudaError_t {
-    boundary(|| release(pointer, |memory, _| matches!(memory, Memory::Device(_))))
+    boundary(|| release(pointer, |memory| matches!(memory, Memory::Device(_))))
 }
 
 /// Frees device memory in stream order, without waiting for anything. Not allowed during capture here.
@@ -37,13 +37,13 @@ pub extern "C" fn cudaFreeAsync(pointer: *mut c_void, stream: cudaStream_t) -> c
 }
 
 /// Frees `wanted` memory once nothing runs on its device; returns a pending error, once. NULL is accepted.
-fn release(pointer: *mut c_void, wanted: impl FnOnce(Memory, bool) -> bool) -> Result<(), CudaError> {
+fn release(pointer: *mut c_void, wanted: impl FnOnce(&Memory) -> bool) -> Result<(), CudaError> {
     let address = pointer as usize;
     if address == 0 {
         return Ok(());
     }
     recording::refuse_unsafe_call()?;
-    let memory = heap::starts_at(address).filter(|&memory| wanted(memory, heap::is_registered(address)));
+    let memory = heap::starts_at(address).filter(wanted);
     let owner = device::device(memory.ok_or(CudaError::InvalidValue)?.device())?;
     owner.come_to_rest()?;
     let finished = owner.synchronize();
@@ -65,11 +65,10 @@ pub extern "C" fn cudaHostAlloc(out: Option<&mut *mut c_void>, size: usize, flag
 /// Waits for the device, then frees pinned host memory. NULL is accepted.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaFreeHost(pointer: *mut c_void) -> cudaError_t {
-    boundary(|| release(pointer, |memory, is_registered| matches!(memory, Memory::Pinned(_)) && !is_registered))
+    boundary(|| release(pointer, |memory| matches!(memory, Memory::Pinned(_))))
 }
 
 /// Makes the program's own pages accessible to the device; they stay when it is reset.
-// SAFETY: the name is CUDA's and this library defines it once.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaHostRegister(pointer: *mut c_void, size: usize, flags: c_uint) -> cudaError_t {
     boundary(|| {
@@ -84,12 +83,11 @@ pub extern "C" fn cudaHostRegister(pointer: *mut c_void, size: usize, flags: c_u
 }
 
 /// Waits for the device, then undoes [`cudaHostRegister`].
-// SAFETY: the name is CUDA's and this library defines it once.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaHostUnregister(pointer: *mut c_void) -> cudaError_t {
     boundary(|| match pointer.is_null() {
         true => Err(CudaError::InvalidValue),
-        false => release(pointer, |_, is_registered| is_registered),
+        false => release(pointer, |memory| matches!(memory, Memory::Registered(_))),
     })
 }
 
@@ -101,7 +99,7 @@ pub extern "C" fn cudaHostGetDevicePointer(
     flags: c_uint,
 ) -> cudaError_t {
     boundary(|| match heap::classify(host as usize, 1) {
-        Range::Inside(Memory::Pinned(_)) if flags == 0 => store(out, host),
+        Range::Inside(Memory::Pinned(_) | Memory::Registered(_)) if flags == 0 => store(out, host),
         _ => Err(CudaError::InvalidValue),
     })
 }

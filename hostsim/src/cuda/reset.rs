@@ -6,7 +6,6 @@ use super::{device, event, heap, stream};
 use std::sync::atomic::Ordering;
 
 /// Waits for the current device, then ends all its streams, events and allocations.
-// SAFETY: the name is CUDA's and this library defines it once.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaDeviceReset() -> cudaError_t {
     boundary(|| {
@@ -22,7 +21,6 @@ pub extern "C" fn cudaDeviceReset() -> cudaError_t {
 }
 
 /// How often the current device was reset; drivers number contexts this way.
-// SAFETY: the name is this library's own and it defines it once.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclEpHostsimResets() -> u64 {
     device::current().map_or(0, |device| device.resets.load(Ordering::Relaxed))

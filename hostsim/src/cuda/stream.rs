@@ -84,7 +84,6 @@ pub extern "C" fn cudaDeviceSynchronize() -> cudaError_t {
 }
 
 /// The same for other calls that synchronize the device; some follow the usual capture rules, others ignore captures.
-// SAFETY: the name is this project's own and is defined once in the process.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclEpHostsimWaitForDevice(minds_captures: c_int) -> cudaError_t {
     boundary(|| {

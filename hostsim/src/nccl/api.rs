@@ -22,7 +22,7 @@ const NCCL_VERSION: c_int = 22809;
 /// `ncclSum`, the only reduction that programs use.
 const SUM: c_int = 0;
 
-// SAFETY (this and every other export): the name is NCCL's and this library defines it once.
+// SAFETY (this and every other export of this module): the name is NCCL's, and this library defines it once.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclGetVersion(version: Option<&mut c_int>) -> ncclResult_t {
     boundary(|| store(version, NCCL_VERSION))

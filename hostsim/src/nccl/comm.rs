@@ -1,6 +1,6 @@
-//! One rank's end of a communicator, and the handles to them that C holds.
+//! One rank's end of a communicator, its splits, and the handles that C holds.
 
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use super::delay::Delays;
 use super::error::{Code, Failure, Outcome};
 use super::meeting::{Room, connecting, meet};
-use super::segment::Segment;
+use super::segment::{NOTE, Segment};
 use super::unique_id::Rendezvous;
 use crate::cuda::error::CudaError;
 use crate::cuda::queue::{Ticket, refuse_on_worker};
@@ -20,6 +20,8 @@ use crate::report;
 /// How long an operation that other ranks left waits to be aborted.
 const PATIENCE: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(1);
+/// `NCCL_SPLIT_NOCOLOR`: the rank joins no new communicator.
+pub(crate) const NO_COLOUR: c_int = -1;
 
 /// One rank's end of a communicator.
 pub(crate) struct Comm {
@@ -102,7 +104,7 @@ impl Comm {
     /// Waits until no graph has an operation of the communicator.
     pub(crate) fn wait_for_graphs(&self) {
         while Arc::strong_count(&self.graphs) > 1 {
-            std::thread::sleep(Duration::from_millis(1));
+            std::thread::sleep(PAUSE);
         }
     }
 
@@ -172,6 +174,48 @@ impl Comm {
         }
         Ok(())
     }
+}
+
+/// Ranks exchange colour and key through their notes in the parent's segment, at the meeting for host calls, so that a
+/// split does not wait for work on streams.
+impl Comm {
+    /// This rank's end of its new communicator, if its colour has one.
+    pub(crate) fn split(&self, colour: c_int, key: c_int) -> Outcome<Option<Self>> {
+        let meet_all = || meet(&self.segment, self.rank, Room::Host, "ncclCommSplit");
+        self.health()?;
+        self.write_note([colour as u64, key as u64, 0]);
+        meet_all()?;
+        let notes: Vec<_> = (0..self.ranks()).map(|rank| self.read_note(rank)).collect();
+        let members = members_of(&notes, colour);
+        // All have read the notes once all meet here again; only then may they change.
+        meet_all()?;
+        if colour != NO_COLOUR && members.first() == Some(&self.rank) {
+            let rendezvous = Rendezvous::create().inspect_err(|failure| self.refuse(failure))?;
+            self.write_note(rendezvous.to_words());
+        }
+        meet_all()?;
+        let (Some(leader), true) = (members.first(), colour != NO_COLOUR) else { return Ok(None) };
+        let rendezvous = Rendezvous::from_words(self.read_note(*leader));
+        let seat = members.iter().position(|rank| *rank == self.rank).unwrap_or_default();
+        Self::join(rendezvous, members.len(), seat, self.device).map(Some)
+    }
+
+    fn write_note(&self, words: [u64; NOTE]) {
+        for (to, from) in self.segment.lane(self.rank).note.iter().zip(words) {
+            to.store(from, Ordering::Relaxed);
+        }
+    }
+
+    fn read_note(&self, rank: usize) -> [u64; NOTE] {
+        self.segment.lane(rank).note.each_ref().map(|word| word.load(Ordering::Relaxed))
+    }
+}
+
+/// The old ranks with this colour in their new order.
+fn members_of(notes: &[[u64; NOTE]], colour: c_int) -> Vec<usize> {
+    let mut members: Vec<usize> = (0..notes.len()).filter(|rank| notes[*rank][0] as c_int == colour).collect();
+    members.sort_by_key(|rank| (notes[*rank][1] as c_int, *rank));
+    members
 }
 
 pub type ncclComm_t = *mut c_void;

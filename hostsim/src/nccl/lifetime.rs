@@ -6,13 +6,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::boundary::{boundary, read_rank, store};
-use super::comm::{Comm, find, ncclComm_t, publish, remove};
+use super::comm::{Comm, NO_COLOUR, find, ncclComm_t, publish, remove};
 use super::config::check_config;
 pub use super::config::ncclConfig_t;
 use super::error::{Failure, Outcome, ncclResult_t};
 use super::group::{self, Task};
 use super::segment::MAX_RANKS;
-use super::split::{NO_COLOUR, split};
 use super::unique_id::{Rendezvous, ncclUniqueId};
 use crate::cuda::device;
 use crate::cuda::recording;
@@ -24,7 +23,6 @@ const NOTICED_AFTER: Duration = Duration::from_millis(50);
 static MADE_WITH_SETTINGS: AtomicU64 = AtomicU64::new(0);
 
 /// Joins a communicator with the thread's current device.
-// SAFETY (this and every other export): the name is NCCL's and this library defines it once.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommInitRank(
     comm: *mut ncclComm_t,
@@ -133,7 +131,7 @@ pub unsafe extern "C" fn ncclCommSplit(
         }
         let out = newcomm as usize;
         group::run(Task::Setup(Box::new(move || {
-            let made = split(&parent, color, key)?.map_or(std::ptr::null_mut(), publish);
+            let made = parent.split(color, key)?.map_or(std::ptr::null_mut(), publish);
             // SAFETY: checked above not to be null; the caller keeps it valid until the group's end.
             store(unsafe { (out as *mut ncclComm_t).as_mut() }, made)
         })))

@@ -8,7 +8,7 @@
 //! | `group` | what `ncclGroupStart` keeps until `ncclGroupEnd` |
 //! | `launch` | puts operations into streams |
 //! | `collective`, `transfer` | what the streams' workers execute: collectives; sends and receives |
-//! | `split`, `comm` | communicators: splitting, one rank's end and its handle |
+//! | `comm` | communicators: one rank's end, its handle, splitting |
 //! | `meeting`, `segment` | how ranks meet in a communicator's shared memory |
 //! | `delay` | random delays of operations |
 //! | [`unique_id`], [`error`], `datatype` | ids, result codes, element types and their sums |
@@ -28,7 +28,6 @@ mod launch;
 mod lifetime;
 mod meeting;
 mod segment;
-mod split;
 mod transfer;
 pub mod unique_id;
 pub mod window;

@@ -20,7 +20,7 @@ pub(crate) const BANKS: usize = 2;
 pub(crate) const MAX_RANKS: usize = 1024;
 /// Words that describe a collective, see `collective`.
 pub(crate) const DESCRIPTION: usize = 3;
-/// Words for host-side exchanges, see `split`.
+/// Words for host-side exchanges, see `comm`.
 pub(crate) const NOTE: usize = 3;
 
 /// How a failure is packed, see [`Header`].

@@ -32,7 +32,6 @@ fn cuda(code: c_int) -> Outcome<()> {
     if code == 0 { Ok(()) } else { Err(Failure::new(Code::UnhandledCudaError, format!("CUDA error {code}"))) }
 }
 
-// SAFETY (this and every other export): the name is NCCL's and this library defines it once.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclMemAlloc(ptr: Option<&mut *mut c_void>, size: usize) -> ncclResult_t {
     boundary(|| cuda(cudaMalloc(ptr, size) as c_int))

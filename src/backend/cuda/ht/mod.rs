@@ -67,12 +67,12 @@ impl HtGroup {
     /// All ranks create handles in the same order, but none waits for another here: even a rank that cannot take part
     /// announces that with a kernel.
     fn open_on_one_node(self: &Arc<Self>, wanted: Result<HtRouting>, stream: Stream) -> Result<CudaHt> {
-        let epoch = self.shared.next_handle();
         let at = &self.shared.enter(stream)?;
         // A captured exchange would run too late for the other ranks, and repeatedly; so would a refusal.
         if at.is_captured() && !wanted.as_ref().map_err(Error::clone)?.routing.form.keeps_ids {
             return Err(Error::usage(Subject::Stream, InSequence::NoCaptureOfRouting));
         }
+        let epoch = self.shared.next_handle();
         let prepared = wanted.and_then(|wanted| {
             let handle = self.prepare(wanted, epoch, at)?;
             Ok((self.params_of(&handle)?, handle))

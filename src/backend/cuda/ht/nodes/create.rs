@@ -56,12 +56,11 @@ pub fn open_handle(
     wanted: Result<HtRouting>,
     stream: Stream,
 ) -> Result<Box<dyn HtBackend>> {
-    let epoch = group.next_handle();
     let at = &group.enter(stream)?;
     if at.is_captured() {
         return Err(Error::usage(Subject::Stream, InSequence::NoCaptureOfRouting));
     }
-    let creation = Creation { group, rails, epoch, at };
+    let creation = Creation { group, rails, epoch: group.next_handle(), at };
     let wanted = wanted.and_then(|wanted| part::reserve(group, rails, wanted));
     let given = wanted.as_ref().ok().and_then(|it| it.home.given);
     let own = match &wanted {

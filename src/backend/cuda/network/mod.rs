@@ -17,8 +17,8 @@ use crate::backend::cuda::network::two_sided::Exchanges;
 use crate::backend::cuda::params::common::OWN_NODE_FIRST;
 use crate::backend::cuda::params::ht_nodes::HT_NONE;
 use crate::backend::device::{Device, Memory, OwnStream};
+use crate::backend::net::OnFault;
 use crate::backend::net::two_sided::open::{Wanted, over_nccl};
-use crate::backend::net::{Net, OnFault};
 use crate::error::refusal::{InSequence, Subject};
 use crate::error::{Error, Result};
 use crate::model::ids::{GroupRank, Node};
@@ -135,10 +135,6 @@ impl Network {
         })
     }
 
-    fn net(&self) -> Result<Arc<dyn Net>> {
-        Ok(self.exchanges.transport()?)
-    }
-
     /// The position of this node in the sums of this rank's tokens, as a kernel parameter.
     pub fn own_place(&self) -> u32 {
         self.view.topology.own_place(self.view.rank).map_or(OWN_NODE_FIRST, Node::word)
@@ -146,16 +142,16 @@ impl Network {
 
     /// Ends the network because of `error`, found on the host: the ranks no longer run the same operations.
     pub fn fail(&self, error: &Error) {
-        match self.net() {
-            Ok(net) => net.fail(error),
+        match self.exchanges.transport() {
+            Ok(transport) => transport.fail(error),
             Err(_) => self.failure.failed(error),
         }
     }
 
     /// Aborts the network's operations: nothing waits for their end any more.
     pub fn give_up(&self) {
-        if let Ok(net) = self.net() {
-            net.abort();
+        if let Ok(transport) = self.exchanges.transport() {
+            transport.abort();
         }
     }
 

@@ -32,7 +32,7 @@ const NOTICED_AFTER: Duration = Duration::from_secs(1);
 
 /// A communicator that nobody uses any more, except graphs.
 pub struct Ending {
-    comm: Arc<OwnCommunicator>,
+    pub comm: Arc<OwnCommunicator>,
     device: Arc<dyn Device>,
     _operations: Option<Arc<Outstanding>>,
 }
@@ -48,17 +48,8 @@ impl Ending {
         Self { _operations: Some(operations), ..self }
     }
 
-    pub fn tag(&self) -> u64 {
-        self.comm.tag
-    }
-
     pub fn context_number(&self) -> u64 {
         self.device.context_number()
-    }
-
-    /// Whether a graph has any of its operations.
-    pub fn is_in_graphs(&self) -> bool {
-        self.comm.is_in_graphs()
     }
 
     /// Whether another group could use it: its rank and number of ranks are `place`, in the context of `device`.
@@ -66,11 +57,6 @@ impl Ending {
         self.comm.place() == place
             && self.context_number() == device.context_number()
             && self.comm.asynchronous_error().is_none()
-    }
-
-    /// The communicator, for another group.
-    pub fn into_comm(self) -> Arc<OwnCommunicator> {
-        self.comm
     }
 
     /// Destroys it at a quiescent moment, if there is one soon; otherwise gives it back. Returns when done, or after
@@ -110,7 +96,7 @@ impl Ending {
                 self.comm.wait_for_end(at_rest(limit));
             }
         };
-        while self.is_in_graphs() || self.device.attempt(&mut free) == Attempt::Busy {
+        while self.comm.is_in_graphs() || self.device.attempt(&mut free) == Attempt::Busy {
             std::thread::sleep(LONG_PAUSE);
         }
     }

@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_millis(500);
 
 /// Handles one transport's failure.
 pub struct Failing {
-    group: Arc<dyn OnFault>,
+    pub group: Arc<dyn OnFault>,
     /// The deadline for waits for other ranks.
     limit: Duration,
     /// When the group was told; unset if it knew before.
@@ -36,11 +36,6 @@ impl Failing {
         Self { group, limit, told: OnceCell::new(), is_marking: AtomicBool::new(false), ending: Mutex::default() }
     }
 
-    /// Whether the group has failed for another reason than the network.
-    pub fn has_group_failed(&self) -> bool {
-        self.group.has_failed()
-    }
-
     /// Tells the group of the failure `error`, and ends `ending` after that.
     pub fn fail(self: &Arc<Self>, error: &Error, ending: Ending) {
         self.group.failed(error);
@@ -52,11 +47,6 @@ impl Failing {
     pub fn give_up(self: &Arc<Self>, ending: Ending) {
         *self.ending.lock() = Some(ending);
         self.go_on();
-    }
-
-    /// Tells the group that the device was reset; nothing is left to end.
-    pub fn lose(&self, error: &Error) {
-        self.group.failed(error);
     }
 
     /// Called by the watchdog in each period until the operations have ended. The last resort of a process that gets no

@@ -132,13 +132,10 @@ impl Outstanding {
         state.reap()?;
         let first = state.pending.front().map(|pending| pending.operation);
         let mut latest_first = state.pending.iter().rev();
-        Ok(latest_first.find(|pending| pending.operation.label == label).map(|pending| Late {
-            operation: pending.operation,
-            peers: distinct(&pending.peers),
-            waited,
-            is_replayed: false,
-            is_shared: false,
-            behind: first.filter(|&first| first != pending.operation),
+        let awaited = latest_first.find(|pending| pending.operation.label == label);
+        Ok(awaited.map(|awaited| {
+            let behind = first.filter(|&first| first != awaited.operation);
+            Late { behind, ..awaited.late(waited) }
         }))
     }
 
@@ -197,14 +194,7 @@ impl State {
             return Ok(None);
         }
         let waited = now.saturating_duration_since(*first.running_since.get_or_insert(now));
-        Ok((waited > limit).then(|| Late {
-            operation: first.operation,
-            peers: distinct(&first.peers),
-            waited,
-            is_replayed: false,
-            is_shared: false,
-            behind: None,
-        }))
+        Ok((waited > limit).then(|| first.late(waited)))
     }
 
     /// Takes out ended operations.
@@ -239,6 +229,11 @@ impl Pending {
 
     fn recent(&self, runs: bool) -> Recent {
         Recent { operation: self.operation, peers: distinct(&self.peers), runs }
+    }
+
+    fn late(&self, waited: Duration) -> Late {
+        let (operation, peers) = (self.operation, distinct(&self.peers));
+        Late { operation, peers, waited, is_replayed: false, is_shared: false, behind: None }
     }
 
     fn is_over(&self) -> Result<bool> {

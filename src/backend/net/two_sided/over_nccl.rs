@@ -204,7 +204,7 @@ impl Shared {
     fn lose(&self, error: Error) {
         self.comm.abandon();
         let _ = self.fault.set(error.clone());
-        self.failing.lose(&error);
+        self.failing.group.failed(&error);
     }
 }
 
@@ -216,7 +216,7 @@ impl Watched for Shared {
         if let Some(error) = self.device.lost() {
             return self.lose(error);
         }
-        if self.failing.has_group_failed() {
+        if self.failing.group.has_failed() {
             // Other nodes wait for this rank, and this rank's streams for them.
             return self.give_up();
         }

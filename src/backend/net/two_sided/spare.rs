@@ -45,10 +45,10 @@ pub fn keep(comm: Ending) {
 /// Takes out the oldest ones beyond the limit, except those that a graph uses.
 fn surplus(context: u64) -> Vec<Ending> {
     let mut spare = SPARE.lock();
-    let is_there = |comm: &&Ending| comm.context_number() == context;
+    let is_there = |it: &&Ending| it.context_number() == context;
     let mut excess = spare.iter().filter(is_there).count().saturating_sub(MOST);
-    let ends = |comm: &mut Ending| {
-        let ends = excess > 0 && is_there(&&*comm) && !comm.is_in_graphs();
+    let ends = |it: &mut Ending| {
+        let ends = excess > 0 && is_there(&&*it) && !it.comm.is_in_graphs();
         excess -= usize::from(ends);
         ends
     };
@@ -71,14 +71,14 @@ impl Offer {
     }
 
     pub fn to_bytes(&self) -> Vec<u8> {
-        let mut bytes: Vec<u8> = self.0.iter().flat_map(|comm| comm.tag().to_le_bytes()).collect();
+        let mut bytes: Vec<u8> = self.0.iter().flat_map(|spare| spare.comm.tag.to_le_bytes()).collect();
         bytes.resize(OFFER_BYTES, 0);
         bytes
     }
 
     /// The one that all ranks agreed on.
     pub fn take(&mut self, tag: u64) -> Option<Arc<OwnCommunicator>> {
-        Some(self.0.remove(self.0.iter().position(|comm| comm.tag() == tag)?).into_comm())
+        Some(self.0.remove(self.0.iter().position(|spare| spare.comm.tag == tag)?).comm)
     }
 }
 

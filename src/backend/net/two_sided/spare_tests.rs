@@ -17,7 +17,7 @@ fn kept(device: &TestDevice, tag: u64) -> Arc<OwnCommunicator> {
 }
 
 fn tags(offer: &Offer) -> Vec<u64> {
-    offer.0.iter().map(Ending::tag).collect()
+    offer.0.iter().map(|spare| spare.comm.tag).collect()
 }
 
 fn has_ended(comm: &OwnCommunicator) -> bool {

@@ -30,15 +30,12 @@ static WATCH: Lazy<Mutex<Watch>> = Lazy::new(Mutex::default);
 
 /// Watches `watched` for as long as somebody else holds it.
 pub fn watch(watched: &Arc<impl Watched + 'static>) -> Result<()> {
-    let watched: Weak<dyn Watched> = {
-        let weak: Weak<_> = Arc::downgrade(watched);
-        weak
-    };
+    let watched = Arc::downgrade(watched);
     let mut watch = WATCH.lock();
     if !watch.is_running {
         detached::keep_spares(SPARES)?;
-        let thread = Builder::new().name("nccl-ep-watchdog".to_owned());
-        thread
+        Builder::new()
+            .name("nccl-ep-watchdog".to_owned())
             .spawn(run)
             .map_err(|cause| Error::system("a thread for the network", &cause))
             .inspect_err(|_| drop(detached::keep_spares(0)))?;

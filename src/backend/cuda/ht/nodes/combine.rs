@@ -8,7 +8,7 @@ use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::ht::kept;
 use crate::backend::cuda::ht::nodes::handle::NodesHt;
 use crate::backend::cuda::ht::nodes::messages::{Bank, TokenBytes};
-use crate::backend::cuda::ht::nodes::stage::{AHEAD, Enqueueing, Handle, Headers, NO_MESSAGES, Tokens, behind, word};
+use crate::backend::cuda::ht::nodes::stage::{AHEAD, Enqueueing, Handle, Headers, NO_MESSAGES, Tokens, behind};
 use crate::backend::cuda::ht::plan::HtLaunch;
 use crate::backend::cuda::ht::shared::{Outputs, combine_params};
 use crate::backend::cuda::kernels::{self, Kernel, LaunchShape, to_u32};
@@ -142,9 +142,9 @@ impl Combine<'_> {
         let (device, plan) = (&handle.device, handle.plan());
         let partials = HtPartials {
             messages: bank.messages()?,
-            spots: word(device.spots, tokens.first),
-            departing: word(device.departing, chunks.start),
-            homes: word(device.homes, tokens.first * handle.routing.top_k),
+            spots: device.spots.wrapping_add(tokens.first),
+            departing: device.departing.wrapping_add(chunks.start),
+            homes: device.homes.wrapping_add(tokens.first * handle.routing.top_k),
             tokens: device.tokens,
             chunk_ends: to_u32(plan.chunks + 1)?,
             others: to_u32(plan.others)?,

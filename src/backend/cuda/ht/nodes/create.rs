@@ -251,14 +251,6 @@ impl Creation<'_> {
 
     fn launch_place(&self, part: &Part) -> Result<()> {
         let plan = &self.rails.plan;
-        let params = HtPlaceParams {
-            nodes: self.rails.nodes()?,
-            handle: part.device(plan)?,
-            topk_idx: part.routing.ids.0 as *const i64,
-            local_experts: to_u32(plan.local_experts)?,
-            local_ranks: to_u32(plan.locals)?,
-            piece_blocks: 0,
-        };
         let multiprocessors = self.group.device.multiprocessors;
         let most = match granted_blocks(&self.group.plan.facts) {
             Some(blocks) => (blocks / 2).clamp(1, multiprocessors) as usize,
@@ -267,7 +259,14 @@ impl Creation<'_> {
         let pieces = plan.chunks * (plan.forwarded - 1);
         let homes = part.routing.tokens.div_ceil(HT_PLACE_THREADS as usize);
         let (piece_blocks, home_blocks) = (pieces.min(most), homes.clamp(1, most));
-        let params = HtPlaceParams { piece_blocks: to_u32(piece_blocks)?, ..params };
+        let params = HtPlaceParams {
+            nodes: self.rails.nodes()?,
+            handle: part.device(plan)?,
+            topk_idx: part.routing.ids.0 as *const i64,
+            local_experts: to_u32(plan.local_experts)?,
+            local_ranks: to_u32(plan.locals)?,
+            piece_blocks: to_u32(piece_blocks)?,
+        };
         let shape = LaunchShape::new(to_u32(piece_blocks + home_blocks)?, HT_PLACE_THREADS);
         self.group.context.module.launch(kernels::ht_place(), shape, &params, self.at)
     }
@@ -299,24 +298,22 @@ impl Creation<'_> {
     /// Enqueues the kernels that find the rows' slots: one for each rank that this one forwards for, itself last.
     fn find_slots(&self, memory: &HtNodesMemory, zones: &HtZones, counted: &Counts, told: HtTold) -> Result<()> {
         let plan = &self.rails.plan;
-        let firsts = SourceIx::all(plan.forwarded).scan(0, |first, source| {
-            let before = *first;
-            *first += if source.index() == 0 { 0 } else { counted.tokens.get(source.index()).copied().unwrap_or(0) };
-            Some((source, before))
-        });
-        let all: Vec<_> = firsts.zip(self.rails.network.view.forwarded()).collect();
-        for ((source, first), rank) in all.into_iter().rev() {
+        let mut entries = memory.raw_entries;
+        let sources = SourceIx::all(plan.forwarded).zip(self.rails.network.view.forwarded());
+        let mut sources: Vec<_> = sources.zip(&counted.tokens).collect();
+        sources.rotate_left(1);
+        for ((source, rank), all_tokens) in sources {
             let is_own = source.index() == 0;
-            let entries = if is_own { memory.own_entries } else { memory.raw_entries };
             let tokens = if is_own { memory.tokens as usize } else { counted.coming(source, plan.chunks) };
             let handle = HtHandleMemory {
-                entries: entries.wrapping_add(first * memory.top_k as usize),
+                entries: if is_own { memory.own_entries } else { entries },
                 begins: memory.source_begins,
                 departures: null_mut(),
                 counts: memory.counts,
                 tokens: to_u32(tokens)?,
                 top_k: memory.top_k,
             };
+            entries = entries.wrapping_add(all_tokens * memory.top_k as usize);
             let of = SlotsOf {
                 rows: memory.total,
                 sources: to_u32(plan.ranks)?,

@@ -13,18 +13,13 @@ use crate::backend::cuda::network::Network;
 use crate::backend::cuda::order;
 use crate::backend::cuda::params::common::{KernelOp, MessageHeader};
 use crate::backend::cuda::params::ht::{HtCommon, HtEntry, HtHandleMemory};
-use crate::backend::cuda::params::ht_nodes::{HtHeaderParams, HtMessages, HtNodesMemory, HtOrigin, HtStage};
+use crate::backend::cuda::params::ht_nodes::{HtHeaderParams, HtMessages, HtNodesMemory, HtStage};
 use crate::backend::net::two_sided::{Label, Message};
 use crate::error::Result;
 use crate::model::ids::SourceIx;
 use crate::model::ops::Stream;
 use std::ops::{Deref, Range};
 use std::ptr::{null, null_mut};
-
-/// The address of word `index` of a table.
-pub fn word(table: *const u32, index: usize) -> *const u32 {
-    (table as usize + index * size_of::<u32>()) as *const u32
-}
 
 /// The address `bytes` behind `at`; NULL stays NULL.
 pub fn behind(at: usize, bytes: usize) -> usize {
@@ -58,7 +53,7 @@ impl Headers {
         if self.from_rail_peers {
             network.on_device.rail_peers.0 as *const u32
         } else {
-            word(network.on_device.forwarded.0 as *const u32, 1)
+            (network.on_device.forwarded.0 as *const u32).wrapping_add(1)
         }
     }
 }
@@ -109,8 +104,8 @@ impl<'a> Handle<'a> {
     }
 
     fn tokens(&self, entries: *mut HtEntry, range: Range<usize>) -> Tokens {
-        let entry = range.start * self.routing.top_k * size_of::<HtEntry>();
-        Tokens { first: range.start, count: range.len(), entries: (entries as usize + entry) as *mut HtEntry }
+        let entries = entries.wrapping_add(range.start * self.routing.top_k);
+        Tokens { first: range.start, count: range.len(), entries }
     }
 
     /// The rows that `chunks` move between ranks: of the tokens whose messages are in `remote`, or of own ones.
@@ -127,7 +122,7 @@ impl<'a> Handle<'a> {
         let is_in_order = is_own || plan.forwarded <= 2;
         let (departures, arrivals) =
             if is_own { (memory.source_rows, memory.own_arrivals) } else { (memory.departures, memory.arrivals) };
-        let row = |table: *mut u32, chunk: usize| word(table, chunk * plan.locals);
+        let row = |table: *mut u32, chunk: usize| table.wrapping_add(chunk * plan.locals).cast_const();
         Ok(HtStage {
             departures: row(departures, chunks.start),
             departures_end: row(departures, chunks.end),
@@ -145,19 +140,14 @@ impl<'a> Handle<'a> {
             total: memory.total,
             locals: self.rails.network.on_device.local_ranks.0 as *const u32,
             messages: messages(remote)?,
-            origins: if is_in_order { null() } else { self.origins(self.remote_tokens(chunks).first) },
-            starts: word(memory.starts, plan.chunks + 1 + chunks.start),
+            origins: if is_in_order { null() } else { memory.origins.wrapping_add(self.remote_tokens(chunks).first) },
+            starts: memory.starts.wrapping_add(plan.chunks + 1 + chunks.start),
             chunk_ends: to_u32(plan.chunks + 1)?,
             header_count: to_u32(headers.map_or(0, |it| it.count(plan)))?,
             headers: messages(headers.map(|it| it.of))?,
             header_ranks: headers.map_or(null(), |it| it.ranks(&self.rails.network)),
             expected: headers.map(|it| it.expected).unwrap_or_default(),
         })
-    }
-
-    /// The origins of the remote tokens from number `first` on.
-    fn origins(&self, first: usize) -> *const HtOrigin {
-        (self.device.origins as usize + first * size_of::<HtOrigin>()) as *const HtOrigin
     }
 
     /// The header of the messages of stage number `stage` of an operation with this launch.

@@ -6,7 +6,6 @@ nodes, in turn.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -97,7 +96,9 @@ _FORKED = (("host", "test_death --nodes 0101"),
            ("simt", "test_faults --nodes 0101 --trials 8 --seed 38"))
 
 _ENVIRONMENT = (("NCCLEP_HOSTSIM_WITH_GPU", "1"),)
-_SIMT_MULTIPROCESSORS = 2
+_SIMT_MULTIPROCESSORS = ("NCCLEP_SIMT_MULTIPROCESSORS", "2")
+# Of each backend, what its steps' names begin with, and the step that builds its programs.
+_BACKENDS = {"host": ("", "build/programs"), "simt": ("simt/", "build/simt")}
 
 
 def contexts(settings: Iterable[Sequence[str]], words: Sequence[str]) -> list[str]:
@@ -122,82 +123,60 @@ def host_ids_on_one_gpu(split: str) -> Iterator[Sequence[str]]:
 
 def host_steps(places: Places) -> Iterator[Step]:
     """On the CPU backend."""
-    yield from _forked(places, "host", "build/programs")
-    for split, command in (*itertools.product(_HOST_SPLITS, _HOST_PROGRAMS), *_HOST_MORE):
-        yield _step(f"nodes/{label(command)}/{split}", _words(places, "host", split, command), "build/programs")
-    yield from _late(places, "host", "build/programs")
-    yield from _invariant(places, "host", "build/programs")
+    yield from _either(places, "host")
+    for row in (*itertools.product(_HOST_SPLITS, _HOST_PROGRAMS), *_HOST_MORE):
+        yield _step(places, "host", row)
     # `make run ARGS="--nodes 2"`.
-    demo = _step("nodes/run", ("scripts/demo.sh", "--nodes", "2", "--built", str(places.programs)),
-                 "build/programs",
-                 (("CUDA_VISIBLE_DEVICES", ""),))
-    yield dataclasses.replace(demo, read=counts.says("backend on 2 nodes and matched", 1))
+    words = ("scripts/demo.sh", "--nodes", "2", "--built", str(places.programs))
+    yield Step("nodes/run", words, counts.says("backend on 2 nodes and matched", 1), ("build/programs",), timeout=240,
+               environment=(*_ENVIRONMENT, ("CUDA_VISIBLE_DEVICES", "")))
 
 
 def simt_steps(places: Places) -> Iterator[Step]:
     """On the CUDA backend with its kernels on the CPU."""
-    yield from _forked(places, "simt", "build/simt")
-    yield from _late(places, "simt", "build/simt")
-    yield from _invariant(places, "simt", "build/simt")
+    yield from _either(places, "simt")
     # Groups over nodes leave half of so few multiprocessors to others.
-    yield _step("simt/nodes/odd-grids/test_random/001",
-                _words(places, "simt", "001", "test_random --configs 25 --seed 41"), "build/simt",
-                (("NCCLEP_SIMT_MULTIPROCESSORS", "12"), *ODD_GRIDS))
-    yield _step("simt/nodes/choices/test_random/001",
-                _words(places, "simt", "001", "test_random --configs 8 --seed 54 --choices"), "build/simt",
-                (("NCCLEP_SIMT_MULTIPROCESSORS", "12"),))
+    few = ("NCCLEP_SIMT_MULTIPROCESSORS", "12")
+    yield _step(places, "simt", ("001", "test_random --configs 25 --seed 41"), "odd-grids/", (few, *ODD_GRIDS))
+    yield _step(places, "simt", ("001", "test_random --configs 8 --seed 54 --choices"), "choices/", (few,))
     for seed, (split, chunk_bytes, command) in enumerate(_SIMT):
         chunks = (("NCCL_EP_HT_CHUNK_BYTES", chunk_bytes),) if chunk_bytes else ()
-        yield _step(f"simt/nodes/{label(command)}/{split}",
-                    _words(places, "simt", split, command), "build/simt",
-                    (("NCCLEP_SIMT_SEED", str(seed)),
-                     ("NCCLEP_SIMT_MULTIPROCESSORS", str(_SIMT_MULTIPROCESSORS)),
-                     *chunks))
+        yield _step(places, "simt", (split, command), "",
+                    (("NCCLEP_SIMT_SEED", str(seed)), _SIMT_MULTIPROCESSORS, *chunks))
 
 
-def _late(places: Places, backend: str, need: str) -> Iterator[Step]:
-    rows = [row for row in enumerate(_LATE) if row[1][0] == backend]
-    prefix = "simt/" if backend == "simt" else ""
-    for seed, (_, split, command) in rows:
-        yield _step(f"{prefix}nodes/late/{label(command)}/{split}",
-                    _words(places, backend, split, command), need,
-                    (("NCCLEP_HOSTSIM_DELAY_US", str(_LATE_MICROSECONDS)),
-                     ("NCCLEP_HOSTSIM_DELAY_SEED", str(seed)), ("NCCLEP_SIMT_SEED", str(seed)),
-                     ("NCCLEP_SIMT_MULTIPROCESSORS", str(_SIMT_MULTIPROCESSORS))))
-
-
-def _invariant(places: Places, backend: str, need: str) -> Iterator[Step]:
-    prefix = "simt/" if backend == "simt" else ""
-    for _, split, command in (row for row in _INVARIANT if row[0] == backend):
-        yield _step(f"{prefix}nodes/invariant/{label(command)}/{split}",
-                    _words(places, backend, split, command), need,
-                    (("NCCL_EP_NODE_SUMS", "invariant"), ("NCCL_EP_HT_CHUNK_BYTES", "600"),
-                     ("NCCLEP_SIMT_MULTIPROCESSORS", str(_SIMT_MULTIPROCESSORS))))
-
-
-def _forked(places: Places, backend: str, need: str) -> Iterator[Step]:
+def _either(places: Places, backend: str) -> Iterator[Step]:
+    """What either backend has, with rows of its own."""
+    prefix, need = _BACKENDS[backend]
     for _, command in (row for row in _FORKED if row[0] == backend):
         program, *options = command.split()
-        words = (str(_programs(places, backend) / program), *options)
-        prefix = "simt/" if backend == "simt" else ""
+        words = (str(places.programs.parent / backend / program), *options)
         yield Step(f"{prefix}nodes/{' '.join([program, *options[1:]])}", words,
                    counts.closing_line, (need,), cores=1 if backend == "simt" else 0, timeout=240,
                    environment=_ENVIRONMENT, short_deadlines=True)
+    for seed, (of, *row) in enumerate(_LATE):
+        if of == backend:
+            yield _step(places, backend, row, "late/",
+                        (("NCCLEP_HOSTSIM_DELAY_US", str(_LATE_MICROSECONDS)),
+                         ("NCCLEP_HOSTSIM_DELAY_SEED", str(seed)), ("NCCLEP_SIMT_SEED", str(seed)),
+                         _SIMT_MULTIPROCESSORS))
+    for of, *row in _INVARIANT:
+        if of == backend:
+            yield _step(places, backend, row, "invariant/",
+                        (("NCCL_EP_NODE_SUMS", "invariant"), ("NCCL_EP_HT_CHUNK_BYTES", "600"),
+                         _SIMT_MULTIPROCESSORS))
 
 
-def _step(name: str, words: Sequence[str], need: str, environment: tuple[tuple[str, str], ...] = ()) -> Step:
-    is_bench = any(word.endswith("/ep_bench") for word in words)
-    read = counts.says(counts.BENCH_PASSED, 1) if is_bench else counts.closing_line
-    return Step(name, tuple(words), read, (need,), timeout=240, environment=_ENVIRONMENT + environment)
-
-
-def _programs(places: Places, backend: str):
-    return places.programs.parent / backend
-
-
-def _words(places: Places, backend: str, split: str, command: str) -> list[str]:
+def _step(places: Places, backend: str, row: Sequence[str], kind: str = "",
+          environment: tuple[tuple[str, str], ...] = ()) -> Step:
+    """A row's command on the nodes of its split."""
+    split, command = row
+    prefix, need = _BACKENDS[backend]
     program, *options = command.split()
-    return ["mpirun", *contexts(host_ids(split), (str(_programs(places, backend) / program), *options))]
+    words = contexts(host_ids(split), (str(places.programs.parent / backend / program), *options))
+    read = counts.says(counts.BENCH_PASSED, 1) if program == "ep_bench" else counts.closing_line
+    return Step(f"{prefix}nodes/{kind}{label(command)}/{split}", ("mpirun", *words), read, (need,), timeout=240,
+                environment=_ENVIRONMENT + environment)
 
 
 def label(command: str) -> str:

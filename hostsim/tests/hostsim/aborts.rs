@@ -7,9 +7,8 @@ use std::time::{Duration, Instant};
 use ncclep_hostsim::cuda::stream::cudaDeviceSynchronize;
 use ncclep_hostsim::nccl::api::*;
 
-use crate::codes::*;
 use crate::failures::{async_error, await_failure, count, expect_failure, gather};
-use crate::kit::{Buffer, Rank, Stream, launch, run};
+use crate::kit::*;
 
 /// An address that may be sent to other threads.
 #[derive(Clone, Copy)]

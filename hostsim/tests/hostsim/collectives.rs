@@ -6,9 +6,7 @@ use std::ptr::null_mut;
 use ncclep_hostsim::cuda::stream::cudaDeviceSynchronize;
 use ncclep_hostsim::nccl::api::*;
 
-use crate::codes::*;
-use crate::data::{check, floats, value};
-use crate::kit::{Buffer, Rank, Stream, new_id, own_device, run_also_late};
+use crate::kit::*;
 
 const BF16: c_int = 9;
 const MAX: c_int = 2;

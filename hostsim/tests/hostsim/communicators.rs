@@ -7,9 +7,8 @@ use ncclep_hostsim::cuda::device::cudaSetDevice;
 use ncclep_hostsim::cuda::stream::cudaDeviceSynchronize;
 use ncclep_hostsim::nccl::api::*;
 
-use crate::codes::*;
 use crate::failures::gather;
-use crate::kit::{Buffer, Rank, Stream, new_id, own_device, run, run_also_late};
+use crate::kit::*;
 
 const UNDEFINED: c_int = c_int::MIN;
 

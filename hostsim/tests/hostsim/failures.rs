@@ -6,8 +6,7 @@ use std::time::{Duration, Instant};
 
 use ncclep_hostsim::nccl::api::*;
 
-use crate::codes::*;
-use crate::kit::{Buffer, Rank, finish, has_done, id, processes, run, seat, start};
+use crate::kit::*;
 
 pub(crate) const BRIEFLY: (&str, &str) = ("NCCLEP_HOSTSIM_HANG_SECONDS", "2");
 

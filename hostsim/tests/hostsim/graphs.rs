@@ -11,8 +11,7 @@ use ncclep_hostsim::cuda::copy::{cudaMemcpyAsync, cudaMemsetAsync};
 use ncclep_hostsim::cuda::event::*;
 use ncclep_hostsim::cuda::stream::*;
 
-use crate::codes::*;
-use crate::kit::{Buffer, DEVICE_TO_DEVICE, Rank, Stream, event, processes, run};
+use crate::kit::*;
 
 const ILLEGAL_STATE: i32 = 401;
 const UNSUPPORTED: i32 = 900;

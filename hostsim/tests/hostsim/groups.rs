@@ -6,9 +6,7 @@ use std::time::{Duration, Instant};
 
 use ncclep_hostsim::nccl::api::*;
 
-use crate::codes::*;
-use crate::data::{check, floats, value};
-use crate::kit::{Buffer, new_id, run_also_late};
+use crate::kit::*;
 
 /// Even ranks in reversed order, odd ranks in order, the last rank alone without a communicator.
 #[test]

@@ -1,11 +1,10 @@
-//! Safe wrappers over the C functions, and child processes.
+//! Numbers of CUDA and NCCL, safe wrappers over their functions, elements to send, and child processes.
 
 use std::ffi::c_void;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 
-use crate::codes::*;
 use ncclep_hostsim::cuda::copy::{cudaMemcpy, cudaMemset};
 use ncclep_hostsim::cuda::device::cudaSetDevice;
 use ncclep_hostsim::cuda::event::{cudaEvent_t, cudaEventCreate};
@@ -17,6 +16,21 @@ use ncclep_hostsim::cuda::stream::{
 use ncclep_hostsim::nccl::api::{
     ncclComm_t, ncclCommDestroy, ncclCommInitRank, ncclCommSplit, ncclGetUniqueId, ncclRecv, ncclSend, ncclUniqueId,
 };
+
+pub(crate) const SUCCESS: i32 = 0;
+// CUDA's.
+pub(crate) const INVALID_VALUE: i32 = 1;
+pub(crate) const NOT_READY: i32 = 600;
+pub(crate) const LAUNCH_TIMEOUT: i32 = 702;
+pub(crate) const LAUNCH_FAILURE: i32 = 719;
+// NCCL's.
+pub(crate) const UNHANDLED_CUDA_ERROR: i32 = 1;
+pub(crate) const INVALID_ARGUMENT: i32 = 4;
+pub(crate) const INVALID_USAGE: i32 = 5;
+pub(crate) const REMOTE_ERROR: i32 = 6;
+pub(crate) const UINT8: i32 = 1;
+pub(crate) const FLOAT: i32 = 7;
+pub(crate) const SUM: i32 = 0;
 
 pub(crate) const HOST_TO_DEVICE: i32 = 1;
 pub(crate) const DEVICE_TO_HOST: i32 = 2;
@@ -167,6 +181,29 @@ impl Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         assert_eq!(cudaFree(self.address), 0);
+    }
+}
+
+/// Value of element `index` on a rank; small integers, so that sums are exact.
+pub(crate) fn value(rank: usize, index: usize) -> f32 {
+    ((rank * 31 + index * 7) % 100) as f32
+}
+
+/// Device memory with these elements.
+pub(crate) fn floats(count: usize, value: impl Fn(usize) -> f32) -> Buffer {
+    let mut bytes = vec![0; 4 * count];
+    for (index, element) in bytes.chunks_exact_mut(4).enumerate() {
+        element.copy_from_slice(&value(index).to_ne_bytes());
+    }
+    Buffer::from_bytes(&bytes)
+}
+
+/// Compares received elements with the expected ones.
+pub(crate) fn check(buffer: &Buffer, expected: impl Fn(usize) -> f32) {
+    let got = buffer.floats();
+    let wrong = (0..got.len()).find(|index| got[*index] != expected(*index));
+    if let Some(index) = wrong {
+        panic!("element {index} is {}, not {}", got[index], expected(index));
     }
 }
 

@@ -8,11 +8,8 @@
 #![allow(unsafe_code)] // C calls.
 
 mod aborts;
-mod codes;
 mod collectives;
 mod communicators;
-mod data;
-mod delays;
 mod failures;
 mod graphs;
 mod groups;

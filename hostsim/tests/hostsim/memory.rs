@@ -8,10 +8,7 @@ use ncclep_hostsim::cuda::copy::*;
 use ncclep_hostsim::cuda::memory::*;
 use ncclep_hostsim::cuda::stream::cudaDeviceSynchronize;
 
-use crate::codes::*;
-use crate::kit::{
-    Buffer, DEVICE_TO_DEVICE, DEVICE_TO_HOST, Gate, HOST_TO_DEVICE, Stream, finish, own_device, processes, start,
-};
+use crate::kit::*;
 
 const OUT_OF_MEMORY: i32 = 2;
 const ILLEGAL_ADDRESS: i32 = 700;

@@ -14,8 +14,7 @@ use ncclep_hostsim::cuda::reset::cudaDeviceReset;
 use ncclep_hostsim::cuda::stream::*;
 use ncclep_hostsim::nccl::api::{ncclAllGather, ncclComm_t};
 
-use crate::codes::*;
-use crate::kit::{Buffer, Gate, Stream, event, launch, own_device, processes, run};
+use crate::kit::*;
 
 const INVALID_HANDLE: i32 = 400;
 const NOT_PERMITTED: i32 = 800;

@@ -10,8 +10,7 @@ use ncclep_hostsim::cuda::error::{cudaGetErrorString, cudaGetLastError, cudaPeek
 use ncclep_hostsim::cuda::memory::cudaMemGetInfo;
 use ncclep_hostsim::nccl::api::*;
 
-use crate::codes::*;
-use crate::kit::processes;
+use crate::kit::*;
 
 /// Numbers of exported functions; if one vanishes, programs fail to link.
 const CUDA_NAMES: usize = 48;

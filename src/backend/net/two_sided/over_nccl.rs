@@ -7,7 +7,7 @@ use crate::backend::net::two_sided::ending::{Ending, Untaken};
 use crate::backend::net::two_sided::failing::Failing;
 use crate::backend::net::two_sided::members::Members;
 use crate::backend::net::two_sided::outstanding::Outstanding;
-use crate::backend::net::two_sided::watchdog::{Watched, watch};
+use crate::backend::net::two_sided::watchdog::watch;
 use crate::backend::net::two_sided::{Label, Late, Message, Operation, Recent, Transport, spare, warm_up};
 use crate::backend::net::{Net, OnFault};
 use crate::error::{Code, Error, Result};
@@ -75,7 +75,7 @@ impl NcclTransport {
         });
         let _end = Some(End(Arc::clone(&shared)));
         // Without a watchdog it must end at once, not together with other ranks.
-        watch(&shared).inspect_err(|_| shared.give_up())?;
+        watch(&shared, Shared::look).inspect_err(|_| shared.give_up())?;
         Ok(Self { shared, _end })
     }
 
@@ -206,9 +206,8 @@ impl Shared {
         let _ = self.fault.set(error.clone());
         self.failing.group.failed(&error);
     }
-}
 
-impl Watched for Shared {
+    /// Called by the watchdog.
     fn look(&self, now: Instant) {
         if self.fault.get().is_some() {
             return self.failing.look();

@@ -2,9 +2,8 @@
 
 use crate::backend::detached;
 use crate::error::{Error, Result};
-use once_cell::sync::Lazy;
 use parking_lot::Mutex;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
@@ -14,23 +13,28 @@ const PERIOD: Duration = Duration::from_millis(20);
 /// Threads kept for ending a failed network, which takes two.
 const SPARES: usize = 2;
 
-/// Something to watch.
-pub trait Watched: Send + Sync {
-    /// Looks without waiting.
-    fn look(&self, now: Instant);
-}
+/// Looks at something; false once nobody else holds it.
+type Look = Box<dyn Fn(Instant) -> bool + Send>;
 
-#[derive(Default)]
 struct Watch {
-    watched: Vec<Weak<dyn Watched>>,
+    watched: Vec<Look>,
     is_running: bool,
 }
 
-static WATCH: Lazy<Mutex<Watch>> = Lazy::new(Mutex::default);
+static WATCH: Mutex<Watch> = Mutex::new(Watch { watched: Vec::new(), is_running: false });
 
-/// Watches `watched` for as long as somebody else holds it.
-pub fn watch(watched: &Arc<impl Watched + 'static>) -> Result<()> {
+/// Calls `look`, which must not wait, for as long as somebody else holds `watched`.
+pub fn watch<W: Send + Sync + 'static>(watched: &Arc<W>, look: fn(&W, Instant)) -> Result<()> {
     let watched = Arc::downgrade(watched);
+    let look_at_it = move |now| {
+        let Some(watched) = watched.upgrade() else { return false };
+        look(&watched, now);
+        // What nobody else holds by now may free memory when dropped, and so synchronize the device.
+        if let Some(last) = Arc::into_inner(watched) {
+            drop(detached::start(move || drop(last)));
+        }
+        true
+    };
     let mut watch = WATCH.lock();
     if !watch.is_running {
         detached::keep_spares(SPARES)?;
@@ -41,33 +45,26 @@ pub fn watch(watched: &Arc<impl Watched + 'static>) -> Result<()> {
             .inspect_err(|_| drop(detached::keep_spares(0)))?;
         watch.is_running = true;
     }
-    watch.watched.push(watched);
+    watch.watched.push(Box::new(look_at_it));
     Ok(())
 }
 
 fn run() {
-    while let Some(watched) = alive() {
+    loop {
+        let mut watched = std::mem::take(&mut WATCH.lock().watched);
         let now = Instant::now();
-        watched.iter().for_each(|it| it.look(now));
-        // Before the pause. What nobody else holds may free memory when dropped, and so synchronize the device.
-        for it in watched.into_iter().filter(|it| Arc::strong_count(it) == 1) {
-            drop(detached::start(move || drop(it)));
+        watched.retain(|look| look(now));
+        let mut watch = WATCH.lock();
+        watch.watched.extend(watched);
+        if watch.watched.is_empty() {
+            watch.is_running = false;
+            // Lowering the number starts no thread.
+            let _ = detached::keep_spares(0);
+            return;
         }
+        drop(watch);
         std::thread::sleep(PERIOD);
     }
-}
-
-/// What to watch; `None` if nothing is left, and the thread must exit.
-fn alive() -> Option<Vec<Arc<dyn Watched>>> {
-    let mut watch = WATCH.lock();
-    watch.watched.retain(|it| it.strong_count() > 0);
-    let alive: Vec<_> = watch.watched.iter().filter_map(Weak::upgrade).collect();
-    watch.is_running = !alive.is_empty();
-    if !watch.is_running {
-        // Lowering the number starts no thread.
-        let _ = detached::keep_spares(0);
-    }
-    watch.is_running.then_some(alive)
 }
 
 #[cfg(test)]
@@ -75,21 +72,15 @@ mod tests {
     use super::*;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    #[derive(Default)]
-    struct Counted(AtomicUsize);
-
-    impl Watched for Counted {
-        fn look(&self, _now: Instant) {
-            self.0.fetch_add(1, Ordering::SeqCst);
-        }
-    }
-
     #[test]
     fn the_thread_looks_and_ends_and_comes_again() {
         for _ in 0..2 {
-            let counted = Arc::new(Counted::default());
-            watch(&counted).unwrap();
-            while counted.0.load(Ordering::SeqCst) < 3 {
+            let counted = Arc::new(AtomicUsize::new(0));
+            let count = |counted: &AtomicUsize, _| {
+                counted.fetch_add(1, Ordering::SeqCst);
+            };
+            watch(&counted, count).unwrap();
+            while counted.load(Ordering::SeqCst) < 3 {
                 std::thread::sleep(Duration::from_millis(1));
             }
             drop(counted);

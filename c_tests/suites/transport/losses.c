@@ -5,7 +5,6 @@
 #include <signal.h>
 #include <unistd.h>
 
-
 enum { kPollUs = 500 };
 
 bool talks_to_victim(const DeathRank* self, const Way* way) {

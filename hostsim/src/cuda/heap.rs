@@ -75,9 +75,8 @@ pub(crate) fn allocate(size: usize, memory: Memory) -> Result<usize, CudaError> 
 pub(crate) fn register(address: usize, size: usize, device: usize) -> Result<(), CudaError> {
     let memory = Memory::Registered(device);
     let mut heap = HEAP.lock();
-    if size == 0
-        || heap.live.range(..address + size).next_back().is_some_and(|(start, block)| start + block.size > address)
-    {
+    let is_free = |end| heap.live.range(..end).next_back().is_none_or(|(start, block)| start + block.size <= address);
+    if size == 0 || !address.checked_add(size).is_some_and(is_free) {
         return Err(CudaError::InvalidValue);
     }
     heap.live.insert(address, Block { size, memory, region: None });
@@ -193,6 +192,7 @@ mod tests {
         for _ in 0..2 {
             assert_eq!(register(address, 100, 905), Ok(()));
             assert!(register(address + 50, 100, 905).is_err());
+            assert!(register(address + 200, usize::MAX, 905).is_err());
             assert_eq!(classify(address + 1, 99), Range::Inside(Memory::Registered(905)));
             release_device(905);
             assert_eq!(classify(address, 1), Range::Pageable);

@@ -129,13 +129,6 @@ pub(crate) fn current_index() -> usize {
     CURRENT.get()
 }
 
-/// Makes a device the calling thread's current one.
-pub(crate) fn set_current(index: usize) -> Result<(), CudaError> {
-    device(index)?;
-    CURRENT.set(index);
-    Ok(())
-}
-
 thread_local! {
     static CURRENT: Cell<usize> = const { Cell::new(0) };
 }
@@ -174,7 +167,11 @@ pub extern "C" fn cudaGetDevice(index: Option<&mut c_int>) -> cudaError_t {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaSetDevice(index: c_int) -> cudaError_t {
-    boundary(|| set_current(usize::try_from(index).map_err(|_| CudaError::InvalidDevice)?))
+    boundary(|| {
+        let index = usize::try_from(index).map_err(|_| CudaError::InvalidDevice)?;
+        CURRENT.set(device(index)?.index);
+        Ok(())
+    })
 }
 
 #[unsafe(no_mangle)]

@@ -118,7 +118,7 @@ pub extern "C" fn cudaEventSynchronize(event: cudaEvent_t) -> cudaError_t {
         recording::refuse_unsafe_call()?;
         let Some(Record { ticket, .. }) = latest(event)? else { return Ok(()) };
         ticket.wait();
-        ticket.stream().take_error()
+        ticket.stream.take_error()
     })
 }
 

@@ -54,7 +54,8 @@ struct Work {
 /// Names one submitted piece of work.
 #[derive(Clone)]
 pub(crate) struct Ticket {
-    stream: Arc<Stream>,
+    /// The stream the work was submitted to.
+    pub(crate) stream: Arc<Stream>,
     number: u64,
 }
 
@@ -182,10 +183,5 @@ impl Ticket {
 
     pub(crate) fn is_done(&self) -> bool {
         self.stream.state.lock().completed >= self.number
-    }
-
-    /// The stream the work was submitted to.
-    pub(crate) fn stream(&self) -> &Arc<Stream> {
-        &self.stream
     }
 }

@@ -118,6 +118,12 @@ impl Capture {
             stream: Arc::clone(stream),
         })
     }
+
+    /// Whether work of `stream` would have to wait for work of this capture.
+    fn holds_up(&self, stream: &Stream) -> bool {
+        let is_blocking = |lane: &Lane| lane.stream.kind == Kind::Blocking;
+        stream.kind == Kind::Legacy && self.graph.device == stream.device && self.lanes.values().any(is_blocking)
+    }
 }
 
 /// The number of the stream's capture, and whether it is still valid.
@@ -214,11 +220,11 @@ pub(crate) fn enqueue(
 
 /// The present end of a captured stream's work; `None` for another stream.
 pub(crate) fn mark(stream: &Arc<Stream>) -> Result<Option<Point>, CudaError> {
-    let point = with(stream, |capture| {
+    with(stream, |capture| {
         capture.check()?;
         Ok(Point { capture: capture.number, after: capture.lane(stream).after.clone() })
-    });
-    point.transpose()
+    })
+    .transpose()
 }
 
 /// Orders further work of `stream` after a point in a capture, which the stream thereby joins.
@@ -266,14 +272,6 @@ pub(crate) fn refuse_unsafe_call() -> Result<(), CudaError> {
         Mode::Global => capture.thread == here || MODE.get() == Mode::Global,
     };
     refuse_all(CudaError::StreamCaptureUnsupported, minds)
-}
-
-impl Capture {
-    /// Whether work of `stream` would have to wait for work of this capture.
-    fn holds_up(&self, stream: &Stream) -> bool {
-        let is_blocking = |lane: &Lane| lane.stream.kind == Kind::Blocking;
-        stream.kind == Kind::Legacy && self.graph.device == stream.device && self.lanes.values().any(is_blocking)
-    }
 }
 
 /// Whether `stream` is the legacy default stream, and is ordered with a captured stream.

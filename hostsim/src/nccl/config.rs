@@ -57,22 +57,29 @@ pub(crate) unsafe fn check_config(config: *const ncclConfig_t) -> Outcome<()> {
     if size < HEADER || version == 0 {
         return Err(Failure::argument("config has an impossible size or version"));
     }
-    let mut known = ncclConfig_t {
-        size,
-        magic,
-        version,
-        blocking: UNDEFINED,
-        cgaClusterSize: UNDEFINED,
-        minCTAs: UNDEFINED,
-        maxCTAs: UNDEFINED,
-        netName: ptr::null(),
-        splitShare: UNDEFINED,
-    };
+    let mut known = ncclConfig_t::default();
     let bytes = size.min(size_of::<ncclConfig_t>());
     // SAFETY: the caller's structure has `size` bytes, and `known` at least as many as are copied;
     // any bytes are valid for the fields.
     unsafe { ptr::copy_nonoverlapping(config.cast::<u8>(), (&raw mut known).cast(), bytes) };
     known.check()
+}
+
+impl Default for ncclConfig_t {
+    /// The content of `NCCL_CONFIG_INITIALIZER` in NCCL 2.18.
+    fn default() -> Self {
+        Self {
+            size: size_of::<Self>(),
+            magic: MAGIC,
+            version: 21_800,
+            blocking: UNDEFINED,
+            cgaClusterSize: UNDEFINED,
+            minCTAs: UNDEFINED,
+            maxCTAs: UNDEFINED,
+            netName: ptr::null(),
+            splitShare: UNDEFINED,
+        }
+    }
 }
 
 impl ncclConfig_t {

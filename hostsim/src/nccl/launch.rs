@@ -11,9 +11,10 @@ use super::error::{Code, Failure, Outcome};
 use super::transfer::{self, Transfer};
 use crate::cuda::device;
 use crate::cuda::error::CudaError;
-use crate::cuda::graph::Submit;
 use crate::cuda::queue::{Stream, Ticket};
 use crate::cuda::recording;
+
+type Operation = Arc<dyn Fn(&Comm) -> Outcome<()> + Send + Sync>;
 
 /// The sends and receives of one group on one communicator.
 pub(crate) struct Bundle {
@@ -55,15 +56,20 @@ fn submit(
     comm.connect()?;
     let Some((first, others)) = streams.split_first() else { return Ok(()) };
     let owner = Arc::clone(comm);
-    let operation = Arc::new(operation);
+    let operation: Operation = Arc::new(operation);
     let submit = move |stream: &Arc<Stream>, after| in_turn(&owner, stream, after, &operation);
     if streams.iter().any(|stream| recording::status(stream).is_some()) {
+        if !others.is_empty() {
+            return Err(Failure::new(Code::InvalidUsage, "operations of a group are captured on one stream only"));
+        }
         let kept = Arc::clone(&comm.graphs);
+        // In every replay it takes its turn among those of its communicator anew.
         let submit = move |stream: &Arc<Stream>, after| {
             let _ = &kept;
             submit(stream, after)
         };
-        return capture(first, others, Box::new(submit));
+        recording::record(first, Box::new(submit))?;
+        return Ok(());
     }
     // NCCL queries its own events here and ignores the error, but a capture that forbids the query is invalidated.
     let _ = recording::refuse_unsafe_call();
@@ -75,15 +81,12 @@ fn submit(
 }
 
 /// Submits an operation of a communicator, ordered after the previous one.
-fn in_turn<F>(
+fn in_turn(
     comm: &Arc<Comm>,
     stream: &Arc<Stream>,
     mut after: Vec<Ticket>,
-    operation: &Arc<F>,
-) -> Result<Ticket, CudaError>
-where
-    F: Fn(&Comm) -> Outcome<()> + Send + Sync + 'static,
-{
+    operation: &Operation,
+) -> Result<Ticket, CudaError> {
     // Not under the lock, which an aborting thread needs to end what the device waits for.
     let device = device::device(stream.device)?;
     device.take_turn()?;
@@ -94,13 +97,4 @@ where
     let ticket = device.submit_in_turn(stream, after, Box::new(job));
     *last = Some(ticket.clone());
     Ok(ticket)
-}
-
-/// Records an operation; in every replay it takes its turn among those of its communicator anew.
-fn capture(first: &Arc<Stream>, others: &[Arc<Stream>], submit: Submit) -> Outcome<()> {
-    if !others.is_empty() {
-        return Err(Failure::new(Code::InvalidUsage, "operations of a group are captured on one stream only"));
-    }
-    recording::record(first, submit)?;
-    Ok(())
 }

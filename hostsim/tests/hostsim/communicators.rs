@@ -10,23 +10,6 @@ use ncclep_hostsim::nccl::api::*;
 use crate::failures::gather;
 use crate::kit::*;
 
-const UNDEFINED: c_int = c_int::MIN;
-
-/// The content of `NCCL_CONFIG_INITIALIZER` in NCCL 2.18.
-fn initial() -> ncclConfig_t {
-    ncclConfig_t {
-        size: size_of::<ncclConfig_t>(),
-        magic: 0xcafe_beef,
-        version: 21_800,
-        blocking: UNDEFINED,
-        cgaClusterSize: UNDEFINED,
-        minCTAs: UNDEFINED,
-        maxCTAs: UNDEFINED,
-        netName: null(),
-        splitShare: UNDEFINED,
-    }
-}
-
 /// Makes a communicator of one rank; returns the code.
 fn make(config: *const ncclConfig_t) -> i32 {
     let mut comm = null_mut();
@@ -44,9 +27,16 @@ fn configurations_of_any_version_are_read() {
     own_device();
     assert_eq!(size_of::<ncclConfig_t>(), 48);
     assert_eq!(make(null()), SUCCESS);
-    let plain = initial();
+    let plain = ncclConfig_t::default();
     assert_eq!(make(&raw const plain), SUCCESS);
-    let chosen = ncclConfig_t { blocking: 1, cgaClusterSize: 0, minCTAs: 1, maxCTAs: 4, splitShare: 0, ..initial() };
+    let chosen = ncclConfig_t {
+        blocking: 1,
+        cgaClusterSize: 0,
+        minCTAs: 1,
+        maxCTAs: 4,
+        splitShare: 0,
+        ..ncclConfig_t::default()
+    };
     assert_eq!(make(&raw const chosen), SUCCESS);
     // A later version's configuration, with fields that are unknown here.
     #[repr(C)]
@@ -55,7 +45,7 @@ fn configurations_of_any_version_are_read() {
     later.0.size = size_of::<Later>();
     assert_eq!(make((&raw const later).cast()), SUCCESS);
     // An earlier version's, which ends after `blocking`.
-    let mut earlier = initial();
+    let mut earlier = ncclConfig_t::default();
     (earlier.size, earlier.splitShare) = (24, 99);
     assert_eq!(make(&raw const earlier), SUCCESS);
 }
@@ -76,7 +66,7 @@ fn wrong_configurations_are_refused() {
     ];
     own_device();
     for (number, spoil) in spoilers.into_iter().enumerate() {
-        let mut config = initial();
+        let mut config = ncclConfig_t::default();
         spoil(&mut config);
         assert_eq!(make(&raw const config), INVALID_ARGUMENT, "{number}");
     }
@@ -125,7 +115,7 @@ fn shared_id(me: &Rank) -> ncclUniqueId {
 fn use_one(id: ncclUniqueId, (rank, ranks): (usize, usize), sent: Buffer, got: Buffer) -> (Rank, [Buffer; 2]) {
     assert_eq!(cudaSetDevice(rank as c_int), SUCCESS);
     let mut comm = null_mut();
-    let config = ncclConfig_t { blocking: 1, splitShare: 0, ..initial() };
+    let config = ncclConfig_t { blocking: 1, splitShare: 0, ..ncclConfig_t::default() };
     // SAFETY: the pointers are valid.
     let code = unsafe { ncclCommInitRankConfig(&raw mut comm, ranks as c_int, id, rank as c_int, &raw const config) };
     assert_eq!(code, SUCCESS);

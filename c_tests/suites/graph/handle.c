@@ -1,5 +1,5 @@
 // A high-throughput handle cannot be created while its stream is captured: its routing is exchanged once, not at every
-// replay. Every rank that calls is refused, so none waits and the group keeps working. The CPU backend captures nothing.
+// replay. Every rank that calls is refused, so none waits and the group goes on. The CPU backend captures nothing.
 #include "harness/graphs.h"
 #include "reference/run.h"
 

@@ -15,7 +15,7 @@ pub const NODE_ID_BYTES: usize = 64;
 pub struct NodeId(pub [u8; NODE_ID_BYTES]);
 
 impl NodeId {
-    /// The identity for `text`: the text itself if it fits, else both its ends and a hash of the whole.
+    /// The identity for `text`: the text itself if it fits, else its beginning and a hash of the whole.
     pub fn from_text(text: &str) -> Self {
         let mut id = [0; NODE_ID_BYTES];
         let bytes = text.trim().as_bytes();

@@ -42,7 +42,7 @@ impl Checks {
     /// Called before an HT handle is made of `routing`.
     pub(super) fn ht_handle(&self, routing: &Routing, stream: Stream) {
         let call = "high-throughput handle";
-        self.during(call, stream, || self.look(call, routing, None));
+        self.during(call, stream, || self.look(call, routing, true, None));
     }
 
     /// Called before an HT dispatch. Its ids were checked with the handle.
@@ -53,7 +53,7 @@ impl Checks {
         }
         let routing = Routing { ids: own.ids, ..*routing };
         let call = "high-throughput dispatch";
-        self.during(call, stream, || self.look(call, &routing, Some(own.weights)));
+        self.during(call, stream, || self.look(call, &routing, false, Some(own.weights)));
     }
 
     /// Called before an LL operation or its send phase.
@@ -63,17 +63,14 @@ impl Checks {
                 if !staged {
                     self.poison(op, routing.top_k)?;
                 }
-                self.look(LL_DISPATCH, routing, None)?;
-                match &op.beside {
-                    Some(beside) => self.look(LL_DISPATCH, routing, Some(beside.weights)),
-                    None => Ok(()),
-                }
+                self.look(LL_DISPATCH, routing, true, op.beside.map(|it| it.weights))
             }),
-            // Ids may have been masked with negative numbers since the dispatch.
-            LlOp::Combine(op) => {
+            // Ids may have been masked with negative numbers since the dispatch. Rank-major there are no weights.
+            LlOp::Combine(op) if op.weights.is_some() => {
                 let call = "low-latency combine";
-                self.during(call, stream, || self.look(call, routing, op.weights));
+                self.during(call, stream, || self.look(call, routing, false, op.weights));
             }
+            LlOp::Combine(_) => {}
         }
     }
 
@@ -122,18 +119,18 @@ impl Checks {
         Ok(Settled::Yes)
     }
 
-    /// Reports unusual ids of `routing` or, if given, unusual `weights`.
-    fn look(&self, call: &str, routing: &Routing, weights: Option<DevPtr>) -> Result<()> {
+    /// Reports unusual ids of `routing`, if they `are_new`, and unusual `weights`, if given.
+    fn look(&self, call: &str, routing: &Routing, are_new: bool, weights: Option<DevPtr>) -> Result<()> {
         let entries = routing.tokens * routing.top_k;
         let ids = self.read(routing.ids, entries * routing.width.bytes())?;
         let ids = routing.width.widened(&ids);
-        let found = match weights {
-            None => Findings::of_ids(&ids, routing.top_k, self.facts.experts),
-            Some(weights) => {
-                let weights = self.read(weights, entries * size_of::<f32>())?;
-                Findings::of_weights((&ids, &weights), routing.top_k, self.facts.experts)
-            }
-        };
+        let mut found = Findings::new(self.facts.experts);
+        if are_new {
+            found.look_at_ids(&ids, routing.top_k);
+        }
+        if let Some(weights) = weights {
+            found.look_at_weights((&ids, &self.read(weights, entries * size_of::<f32>())?), routing.top_k);
+        }
         if !found.is_empty() {
             self.tell(call, &found.to_string());
         }

@@ -36,35 +36,35 @@ pub(super) struct Findings {
 }
 
 impl Findings {
-    /// Looks at int64 `ids` `[.., top_k]` for `experts` experts.
-    pub(super) fn of_ids(ids: &[u8], top_k: usize, experts: usize) -> Self {
-        let mut found = Self { experts, ..Self::default() };
-        let ids = int64s(ids);
-        for (token, ids) in ids.chunks(top_k.max(1)).enumerate() {
+    /// Nothing unusual yet, for `experts` experts.
+    pub(super) fn new(experts: usize) -> Self {
+        Self { experts, ..Self::default() }
+    }
+
+    /// Looks at int64 `ids` `[.., top_k]`.
+    pub(super) fn look_at_ids(&mut self, ids: &[u8], top_k: usize) {
+        for (token, ids) in int64s(ids).chunks(top_k.max(1)).enumerate() {
             for (k, &id) in ids.iter().enumerate() {
                 let entry = Entry { token, k, id };
-                if !found.is_expert(id) && id != -1 {
-                    found.foreign.note(entry);
+                if !self.is_expert(id) && id != -1 {
+                    self.foreign.note(entry);
                 }
-                if found.is_expert(id) && ids.iter().take(k).any(|&before| before == id) {
-                    found.repeated.note(entry);
+                if self.is_expert(id) && ids.iter().take(k).any(|&before| before == id) {
+                    self.repeated.note(entry);
                 }
             }
         }
-        found
     }
 
     /// Looks at the float32 weights of such ids.
-    pub(super) fn of_weights((ids, weights): (&[u8], &[u8]), top_k: usize, experts: usize) -> Self {
-        let mut found = Self { experts, ..Self::default() };
+    pub(super) fn look_at_weights(&mut self, (ids, weights): (&[u8], &[u8]), top_k: usize) {
         let weights = weights.as_chunks().0.iter();
         for (entry, (id, weight)) in int64s(ids).into_iter().zip(weights).enumerate() {
-            if found.is_expert(id) && f32::from_ne_bytes(*weight).is_nan() {
+            if self.is_expert(id) && f32::from_ne_bytes(*weight).is_nan() {
                 let (token, k) = (entry / top_k.max(1), entry % top_k.max(1));
-                found.nan.note(Entry { token, k, id });
+                self.nan.note(Entry { token, k, id });
             }
         }
-        found
     }
 
     fn is_expert(&self, id: i64) -> bool {
@@ -109,14 +109,17 @@ mod tests {
 
     #[test]
     fn ids_are_counted_by_kind_and_the_first_is_named() {
-        let ids = bytes_of(&[0, 3, -1, -1, 3, 3, 4, -2, 1, 1, 1, 9]);
-        let found = Findings::of_ids(&ids, 4, 4);
+        let found = |ids: &[i64], top_k| {
+            let mut found = Findings::new(4);
+            found.look_at_ids(&bytes_of(ids), top_k);
+            found
+        };
         assert_eq!(
-            found.to_string(),
+            found(&[0, 3, -1, -1, 3, 3, 4, -2, 1, 1, 1, 9], 4).to_string(),
             "ids outside -1 to 3: 3 (first: token 1, k 2, id 4); \
              ids repeated within a token: 3 (first: token 1, k 1, id 3)"
         );
-        assert!(Findings::of_ids(&bytes_of(&[0, -1, -1, 1, 0, 2]), 3, 4).is_empty());
-        assert!(Findings::of_ids(&[], 0, 4).is_empty());
+        assert!(found(&[0, -1, -1, 1, 0, 2], 3).is_empty());
+        assert!(found(&[], 0).is_empty());
     }
 }

@@ -151,6 +151,15 @@ EP_TEST(ll_unusual_numbers_are_told) {
     expect_line(env, "low-latency combine", kFoundInWeights);
     ep_sync(env);
     EP_CHECK(unread_are(&session, session.received, kBytesOfRow, kPoison));
+    listen();
+    EP_CHECK_NCCL(make_valid_call(&session, kRankMajor, 0));
+    char found[384];
+    snprintf(found, sizeof(found), "%s; %s", g_found_in_ids, kFoundInWeights);
+    expect_line(env, "low-latency dispatch", found);
+    listen();
+    EP_CHECK_NCCL(make_valid_call(&session, kSummed, 0));
+    expect_printed("");  // It reads neither ids nor weights.
+    ep_sync(env);
     check_captures(&session);
     close_session(&session);
 }

@@ -1,4 +1,4 @@
-//! Rows with scales: what a dispatch does with its rows, how a cast makes scales, and the layout of scales in memory.
+//! Rows with scales: how a cast makes scales, and the layout of scales in memory.
 //!
 //! A row travels as a *payload* and, optionally, *scales*: a few numbers, each for a block of its elements. A dispatch
 //! moves rows as they are (opaque), moves rows and scales as they are (forward), or rounds rows to e4m3 as it sends
@@ -7,57 +7,6 @@
 
 use crate::model::group::ROW_ALIGN;
 use crate::model::tensor::{DType, DevPtr, RowType};
-
-/// What a dispatch does with its rows, if it has input or output scales.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Meaning {
-    /// Moves rows and their scales as they are.
-    Forward,
-    /// Rounds rows to e4m3 and makes their scales.
-    Cast,
-}
-
-/// The tensors of a dispatch, as far as they determine its meaning.
-#[derive(Clone, Copy, Debug)]
-pub struct Given {
-    /// Type of the rows that are read.
-    pub tokens: DType,
-    /// Whether there are input scales.
-    pub scales: bool,
-    /// Type of the rows that are written, if any are.
-    pub out_tokens: Option<DType>,
-    /// Whether there are output scales.
-    pub out_scales: bool,
-}
-
-/// Why a dispatch has no meaning.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unclear {
-    /// Input scales without output scales.
-    ScalesNotReceived,
-    /// Output scales, but rows of this type cannot be cast.
-    NotCastable,
-    /// A cast has no place for its rows.
-    CastWithoutRows,
-    /// The types of rows differ, but it is not a cast.
-    OtherType,
-    /// A cast to an 8-bit format other than e4m3.
-    OtherCast,
-}
-
-/// The meaning of a dispatch with input or output scales.
-pub fn meaning(given: &Given) -> Result<Meaning, Unclear> {
-    match (given.scales, given.out_tokens) {
-        (true, _) if !given.out_scales => Err(Unclear::ScalesNotReceived),
-        (true, Some(out)) if out != given.tokens => Err(Unclear::OtherType),
-        (true, _) => Ok(Meaning::Forward),
-        (false, _) if !given.tokens.is_summable() => Err(Unclear::NotCastable),
-        (false, None) => Err(Unclear::CastWithoutRows),
-        (false, Some(DType::Float8E4M3 | DType::Uint8 | DType::Int8)) => Ok(Meaning::Cast),
-        (false, Some(out)) if out.size() == 1 => Err(Unclear::OtherCast),
-        (false, Some(_)) => Err(Unclear::OtherType),
-    }
-}
 
 /// Elements of a row that share a scale: DeepSeek's blocks, and those of MXFP8.
 pub const BLOCKS: [usize; 2] = [128, 32];

@@ -1,25 +1,6 @@
-//! Unit tests: what tensors mean, which casts exist, and which strides are valid layouts of scales.
+//! Unit tests: which casts exist, and which strides are valid layouts of scales.
 
 use super::*;
-
-fn given(tokens: DType, scales: bool, out_tokens: Option<DType>, out_scales: bool) -> Given {
-    Given { tokens, scales, out_tokens, out_scales }
-}
-
-#[test]
-fn rows_of_any_type_are_forwarded_with_their_scales() {
-    for dtype in DType::ALL {
-        for out in [Some(dtype), None] {
-            assert_eq!(meaning(&given(dtype, true, out, true)), Ok(Meaning::Forward));
-            assert_eq!(meaning(&given(dtype, true, out, false)), Err(Unclear::ScalesNotReceived));
-        }
-    }
-}
-
-#[test]
-fn rows_that_are_not_cast_keep_their_type() {
-    assert_eq!(meaning(&given(DType::Bfloat16, true, Some(DType::Float16), true)), Err(Unclear::OtherType));
-}
 
 fn cast(dtype: DType, count: usize, hidden: usize, round: bool) -> Option<(usize, ScaleForm)> {
     let cast = Cast::new(DType::Bfloat16, hidden, ScaleType { dtype, count }, round);

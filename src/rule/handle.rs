@@ -27,12 +27,14 @@ pub enum Counter {
     Host(DevPtr),
 }
 
-/// Checks the ids `[T, K]`: 64 bits, which is all that kernels read, or any width where the handle keeps them.
+/// The width that `ids` must have: 64 bits, which is all that kernels read, or any where the handle keeps them.
+pub fn width_of(ids: &Tensor, form: HandleForm) -> IntWidth {
+    ids.dtype.and_then(IntWidth::of).filter(|_| form.keeps_ids).unwrap_or(IntWidth::Bits64)
+}
+
+/// Checks the ids `[T, K]`.
 pub fn routing(facts: &GroupFacts, ids: &Tensor, form: HandleForm) -> Result<Routing> {
-    let width = match ids.dtype.and_then(IntWidth::of) {
-        Some(width) if form.keeps_ids => width,
-        _ => IntWidth::Bits64,
-    };
+    let width = width_of(ids, form);
     let (most, what) = match facts.max_tokens {
         Some(most) => (most, Extent::MaxTokens),
         None => (most_tokens(facts.ranks), Extent::CountableTokens),

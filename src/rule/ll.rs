@@ -4,11 +4,11 @@ use crate::error::Result;
 use crate::error::refusal::{Extent, OfTensor, Role};
 use crate::model::group::{GroupFacts, ROW_ALIGN};
 use crate::model::layout::Layout;
-use crate::model::ops::{IntWidth, Launch, LlBeside, LlCombine, LlDispatch, Numbers, Routing};
+use crate::model::ops::{Launch, LlBeside, LlCombine, LlDispatch, Numbers, Routing};
 use crate::model::tensor::{DType, Tensor};
 use crate::rule::argument::{Argument, counter, expert_counter};
 use crate::rule::rows::{self, DispatchRows, Received};
-use crate::rule::{CombineTensors, DispatchTensors};
+use crate::rule::{CombineTensors, DispatchTensors, handle};
 
 /// Checks a dispatch: tokens `[T, H]` to `[L, rows, H]`, optional counter `[L]`. One that delivers ids is rank-major:
 /// to `[R, M, H]`, with weights `[T, K]`, optional counter `[R]`. An output of NULL leaves the rows in a view.
@@ -58,11 +58,7 @@ fn beside(
             Extent::HandleTopK,
         )
     };
-    // Any width that this handle's ids may have.
-    let width = match ids.dtype.and_then(IntWidth::of) {
-        Some(width) if routing.form.keeps_ids => width,
-        _ => IntWidth::Bits64,
-    };
+    let width = handle::width_of(ids, routing.form);
     let ids = delivered(Role::IdsOut, ids, width.dtype())?;
     let weights = of_tokens(Argument::required(Role::WeightsIn, tensors.weights)?, routing)?;
     let Some(out_weights) = tensors.out_weights else { return Err(Argument::missing(Role::WeightsOut)) };

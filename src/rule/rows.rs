@@ -5,9 +5,7 @@ use crate::error::{Error, Result};
 use crate::model::group::{GroupFacts, ROW_ALIGN};
 use crate::model::layout::Layout;
 use crate::model::ops::Routing;
-use crate::model::scales::{
-    self, Cast, Given, Meaning, ScaleLayout, ScaleSource, ScaleTensor, ScaleType, Scaled, Unclear, WireRow,
-};
+use crate::model::scales::{Cast, ScaleLayout, ScaleSource, ScaleTensor, ScaleType, Scaled, WireRow, cast_counts};
 use crate::model::tensor::{DType, DevPtr, RowType, Strides};
 use crate::rule::argument::Argument;
 use crate::rule::{CombineTensors, DispatchTensors};
@@ -18,14 +16,6 @@ pub struct Received<'a> {
     /// The tensor; HT may have none.
     pub out: Option<Argument<'a>>,
     pub layout: Layout,
-}
-
-impl Received<'_> {
-    /// The address of `out`; rank-major, NULL asks for a view.
-    #[inline]
-    fn data_of(&self, out: Argument<'_>) -> Result<DevPtr> {
-        if self.layout.is_rank_major() { out.data_or_none(ROW_ALIGN) } else { out.data(ROW_ALIGN) }
-    }
 }
 
 /// Checks a tensor of received rows, except for its last dimension.
@@ -63,90 +53,67 @@ pub fn dispatch(
     (tokens, received): (Argument<'_>, Received<'_>),
     tensors: &DispatchTensors<'_>,
 ) -> Result<DispatchRows> {
-    if tensors.scales.is_some() || tensors.out_scales.is_some() {
-        return with_scales(facts, routing, (tokens, received), tensors);
-    }
     let from = tokens.known_dtype()?;
-    let arriving = received.out.map(|out| out.known_dtype()).transpose()?;
-    if arriving.is_some_and(|dtype| dtype != from) {
-        return Err(refuse(Unclear::OtherType, from, arriving));
-    }
-    let row = tokens.row(1, from, facts)?;
-    let (tokens, out) = sized(routing, row, (tokens, received))?;
-    Ok(DispatchRows {
-        row,
-        scaled: None,
-        out: out.map(|out| received.data_of(out)).transpose()?,
-        tokens: tokens.data(ROW_ALIGN)?,
-    })
+    let to = received.out.map(|out| out.known_dtype()).transpose()?;
+    let (row, scaled) = if tensors.scales.is_some() || tensors.out_scales.is_some() {
+        with_scales(facts, routing, (tokens, from), (received, to), tensors)?
+    } else if let Some(to) = to.filter(|to| *to != from) {
+        return Err(other_type(from, to));
+    } else {
+        (tokens.row(1, from, facts)?, None)
+    };
+    let tokens = tokens.size_is(0, routing.tokens, Extent::HandleTokens)?;
+    let out = received.out.map(|out| {
+        let out = out.size_is(received.layout.dims(), row.hidden, Extent::InputHidden)?;
+        // Rank-major, NULL asks for a view.
+        if received.layout.is_rank_major() { out.data_or_none(ROW_ALIGN) } else { out.data(ROW_ALIGN) }
+    });
+    Ok(DispatchRows { row, scaled, out: out.transpose()?, tokens: tokens.data(ROW_ALIGN)? })
 }
 
 #[inline(never)]
 fn with_scales(
     facts: &GroupFacts,
     routing: &Routing,
-    (tokens, received): (Argument<'_>, Received<'_>),
+    (tokens, from): (Argument<'_>, DType),
+    (received, to): (Received<'_>, Option<DType>),
     tensors: &DispatchTensors<'_>,
-) -> Result<DispatchRows> {
-    let from = tokens.known_dtype()?;
-    let meaning = meaning(from, &received, tensors)?;
-    let dtype = match meaning {
-        Meaning::Forward => from,
-        Meaning::Cast => DType::Float8E4M3,
-    };
-    let row = tokens.row(1, dtype, facts)?;
-    let scaled = match meaning {
-        Meaning::Forward => forward(routing, &received, tensors)?,
-        Meaning::Cast => Some(cast((from, row.hidden), &received, tensors)?),
+) -> Result<(RowType, Option<Scaled>)> {
+    let is_cast = is_cast(from, to, tensors)?;
+    let row = tokens.row(1, if is_cast { DType::Float8E4M3 } else { from }, facts)?;
+    let scaled = match is_cast {
+        true => Some(cast((from, row.hidden), &received, tensors)?),
+        false => forward(routing, &received, tensors)?,
     };
     let wire = WireRow { payload: row, scales: scaled.map(|scaled| scaled.scales) };
     tokens.row_fits(1, wire.slot_bytes(), OfTensor::RowAndScalesBound, facts)?;
-    let (tokens, out) = sized(routing, row, (tokens, received))?;
-    Ok(DispatchRows {
-        row,
-        scaled,
-        out: out.map(|out| received.data_of(out)).transpose()?,
-        tokens: tokens.data(ROW_ALIGN)?,
-    })
+    Ok((row, scaled))
 }
 
-/// Checks the extents of both tensors of rows.
-#[inline]
-fn sized<'a>(
-    routing: &Routing,
-    row: RowType,
-    (tokens, received): (Argument<'a>, Received<'a>),
-) -> Result<(Argument<'a>, Option<Argument<'a>>)> {
-    let last = received.layout.dims();
-    let tokens = tokens.size_is(0, routing.tokens, Extent::HandleTokens)?;
-    let out = received.out;
-    Ok((tokens, out.map(|out| out.size_is(last, row.hidden, Extent::InputHidden)).transpose()?))
-}
-
-/// What the tensors ask for.
-fn meaning(from: DType, received: &Received<'_>, tensors: &DispatchTensors<'_>) -> Result<Meaning> {
-    let out = received.out.map(|out| out.known_dtype()).transpose()?;
-    let given = Given {
-        tokens: from,
-        scales: tensors.scales.is_some(),
-        out_tokens: out,
-        out_scales: tensors.out_scales.is_some(),
-    };
-    scales::meaning(&given).map_err(|unclear| refuse(unclear, from, out))
+/// Whether a dispatch with input or output scales rounds rows of `from` to e4m3 and makes their scales; if not, it
+/// moves both as they are. `to` is the type of the rows that are written, if any are.
+fn is_cast(from: DType, to: Option<DType>, tensors: &DispatchTensors<'_>) -> Result<bool> {
+    let tensor = |role, rule| Error::argument(Subject::Tensor(role), rule);
+    match (tensors.scales, to) {
+        (Some(_), _) if tensors.out_scales.is_none() => Err(tensor(Role::ScalesOut, OfTensor::ScalesReceived)),
+        (Some(_), Some(to)) if to != from => Err(other_type(from, to)),
+        (Some(_), _) => Ok(false),
+        (None, _) if !from.is_summable() => {
+            Err(tensor(Role::ScalesIn, OfTensor::ScalesSent).got(from, "bfloat16, float16 or float32"))
+        }
+        (None, None) => Err(Argument::missing(Role::TokensOut)),
+        (None, Some(DType::Float8E4M3 | DType::Uint8 | DType::Int8)) => Ok(true),
+        (None, Some(to)) if to.size() == 1 => {
+            let subject = Subject::ElementType(Role::TokensOut);
+            Err(Error::argument(subject, OfTensor::CastToE4m3).got(to, DType::Float8E4M3))
+        }
+        (None, Some(to)) => Err(other_type(from, to)),
+    }
 }
 
 #[cold]
-fn refuse(unclear: Unclear, from: DType, out: Option<DType>) -> Error {
-    let tensor = |role, rule| Error::argument(Subject::Tensor(role), rule);
-    let dtype = |rule| Error::argument(Subject::ElementType(Role::TokensOut), rule);
-    let out = out.unwrap_or(from);
-    match unclear {
-        Unclear::ScalesNotReceived => tensor(Role::ScalesOut, OfTensor::ScalesReceived),
-        Unclear::NotCastable => tensor(Role::ScalesIn, OfTensor::ScalesSent).got(from, "bfloat16, float16 or float32"),
-        Unclear::CastWithoutRows => tensor(Role::TokensOut, OfTensor::Required),
-        Unclear::OtherType => dtype(OfTensor::SameTypeOrCast).got(out, from),
-        Unclear::OtherCast => dtype(OfTensor::CastToE4m3).got(out, DType::Float8E4M3),
-    }
+fn other_type(from: DType, to: DType) -> Error {
+    Error::argument(Subject::ElementType(Role::TokensOut), OfTensor::SameTypeOrCast).got(to, from)
 }
 
 /// Scales `[T, S]` to send unchanged; `None` if S is 0.
@@ -177,7 +144,7 @@ fn forward(routing: &Routing, received: &Received<'_>, tensors: &DispatchTensors
 fn cast((from, hidden): (DType, usize), received: &Received<'_>, tensors: &DispatchTensors<'_>) -> Result<Scaled> {
     let out = out_scales(received, tensors)?;
     let stored = out.known_dtype()?;
-    let Some((large, small)) = scales::cast_counts(stored, hidden) else {
+    let Some((large, small)) = cast_counts(stored, hidden) else {
         return Err(out.refuse_dtype(OfTensor::CastScaleType, stored, "float32, uint8, int32 or uint32"));
     };
     let last = received.layout.dims();

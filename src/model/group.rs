@@ -96,14 +96,6 @@ pub struct GroupSettings {
     pub ll_combine: LlCombineMode,
 }
 
-/// What the environment decides about a group; must be the same on every rank.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct GroupChoices {
-    pub ll_combine: LlCombineMode,
-    /// HT over several nodes: bytes that a rank sends in one pass; `None`: the library chooses.
-    pub ht_chunk_bytes: Option<usize>,
-}
-
 /// What the environment decides for this rank alone.
 #[derive(Clone, Debug)]
 pub struct RankChoices {

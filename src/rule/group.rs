@@ -2,12 +2,17 @@
 
 use crate::error::refusal::{OfSettings, Setting, Subject};
 use crate::error::{Error, Result};
-use crate::model::group::{Algorithm, GroupChoices, GroupFacts, GroupSettings, LlCombineMode, ROW_ALIGN, most_tokens};
+use crate::model::group::{Algorithm, GroupFacts, GroupSettings, LlCombineMode, ROW_ALIGN, most_tokens};
 use crate::model::ids::GroupRank;
 use crate::model::topology::Topology;
 
-/// Checks `settings` for `rank` of `ranks`.
-pub fn check(settings: &GroupSettings, choices: &GroupChoices, ranks: usize, rank: GroupRank) -> Result<GroupFacts> {
+/// Checks `settings` for `rank` of `ranks`; the environment sets `chunk_bytes`.
+pub fn check(
+    settings: &GroupSettings,
+    chunk_bytes: Option<usize>,
+    ranks: usize,
+    rank: GroupRank,
+) -> Result<GroupFacts> {
     Ok(GroupFacts {
         algorithm: settings.algorithm,
         ranks,
@@ -15,11 +20,8 @@ pub fn check(settings: &GroupSettings, choices: &GroupChoices, ranks: usize, ran
         experts: experts(settings, ranks)?,
         max_tokens: max_tokens(settings, ranks)?,
         row_bytes: row_bytes(settings)?,
-        ll_combine: choices.ll_combine,
-        ht_chunk_bytes: match settings.algorithm {
-            Algorithm::LowLatency => None,
-            Algorithm::HighThroughput => choices.ht_chunk_bytes,
-        },
+        ll_combine: settings.ll_combine,
+        ht_chunk_bytes: chunk_bytes.filter(|_| settings.algorithm == Algorithm::HighThroughput),
         channels: settings.channels,
         zones: settings.zones,
         tensor_rows: settings.tensor_rows,
@@ -95,8 +97,7 @@ mod tests {
     };
 
     fn checked(settings: &GroupSettings, rank: usize) -> Result<GroupFacts> {
-        let choices = GroupChoices { ll_combine: LlCombineMode::Exact, ht_chunk_bytes: Some(4096) };
-        check(settings, &choices, 8, GroupRank::new(rank))
+        check(settings, Some(4096), 8, GroupRank::new(rank))
     }
 
     #[test]

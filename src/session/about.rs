@@ -1,7 +1,6 @@
 //! The one-line description of a new group.
 
 use crate::backend::Profile;
-use crate::backend::nccl::Communicator;
 use crate::model::group::{Algorithm, GroupFacts, NodeSums, RankChoices};
 use std::fmt::{Display, Formatter, Result};
 
@@ -10,27 +9,14 @@ use std::fmt::{Display, Formatter, Result};
 pub struct About {
     /// The rank's device, by the process's numbering.
     pub device: usize,
-    facts: GroupFacts,
-    nodes: usize,
-    sums: NodeSums,
+    pub(super) facts: GroupFacts,
+    pub(super) nodes: usize,
+    /// How their sums are added.
+    pub(super) sums: NodeSums,
     /// Version and file.
-    nccl: (String, String),
-    backend: Profile,
-    choices: RankChoices,
-}
-
-impl About {
-    /// Describes a group over `comm`, with ranks on `nodes` nodes whose sums are added as `sums` says.
-    pub(super) fn new(
-        comm: &Communicator,
-        facts: GroupFacts,
-        nodes: usize,
-        sums: NodeSums,
-        backend: Profile,
-        choices: RankChoices,
-    ) -> Self {
-        Self { device: comm.device, facts, nodes, sums, nccl: comm.library(), backend, choices }
-    }
+    pub(super) nccl: (String, String),
+    pub(super) backend: Profile,
+    pub(super) choices: RankChoices,
 }
 
 impl Display for About {

@@ -10,7 +10,7 @@ use crate::backend::{Profile, select};
 use crate::env::Env;
 use crate::error::refusal::{AmongRanks, Setting, Subject};
 use crate::error::{Code, Error, Formatter, Result};
-use crate::model::group::{Algorithm, GroupChoices, GroupFacts, GroupSettings, LlCombineMode, NodeSums, RankChoices};
+use crate::model::group::{Algorithm, GroupFacts, GroupSettings, LlCombineMode, NodeSums, RankChoices};
 use crate::model::ids::GroupRank;
 use crate::model::ops::{HandleForm, Stream};
 use crate::model::topology::{NODE_ID_BYTES, NodeId, Topology};
@@ -55,11 +55,8 @@ pub fn group(
     let facts = own_stream.as_ref().map_err(Error::clone).and_then(|_| {
         let settings = settings?;
         check_sms(&settings, device.as_ref())?;
-        let choices = GroupChoices {
-            ll_combine: env.ll_combine.unwrap_or(settings.ll_combine),
-            ht_chunk_bytes: env.ht_chunk_bytes,
-        };
-        rule::group::check(&settings, &choices, ranks, rank)
+        let ll_combine = env.ll_combine.unwrap_or(settings.ll_combine);
+        rule::group::check(&GroupSettings { ll_combine, ..settings }, env.ht_chunk_bytes, ranks, rank)
     });
     let of_rank = RankChoices {
         timeout: env.timeout.or(asked).unwrap_or(DEFAULT_TIMEOUT),
@@ -78,10 +75,12 @@ pub fn group(
     let backend = platform.open(facts, topology, bootstrap, &of_rank, stream)?;
     // A device without a name has failed to open its group, so this default is never used.
     let learned = learned?.unwrap_or_default();
-    let profile = backend.common.profile();
-    let profile = Profile { tuned: profile.tuned || !learned.is_empty(), ..profile };
-    let about = || About::new(&comm, facts, nodes, env.node_sums, profile, of_rank);
-    let about = log::tells_of_groups().then(about);
+    let about = log::tells_of_groups().then(|| {
+        let profile = backend.common.profile();
+        let tuned = profile.tuned || !learned.is_empty();
+        let (backend, sums, choices) = (Profile { tuned, ..profile }, env.node_sums, of_rank);
+        About { device: comm.device, facts, nodes, sums, nccl: comm.library(), backend, choices }
+    });
     let checks = Checks::wanted(&env, &facts, timeout, backend.common.device());
     Ok(Group::new(facts, nodes, backend, own_stream?, about, checks, learned))
 }

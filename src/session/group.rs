@@ -32,13 +32,22 @@ pub struct Group {
     failed: OnceCell<Error>,
     closed: AtomicBool,
     staged: Mutex<Staged>,
-    /// Address of the running totals of received rows; 0 if there are none.
-    totals: AtomicUsize,
-    /// Addresses of the accumulated waiting times of LL dispatches, and of combines; 0 if there are none.
-    waits: AtomicUsize,
-    combine_waits: AtomicUsize,
+    /// The address of each [`Statistic`]; 0 for none.
+    statistics: [AtomicUsize; 3],
     views: Mutex<Views>,
     _with: Option<Arc<dyn Any + Send + Sync>>,
+}
+
+/// What operations add to aligned int64 of the caller's on the device.
+#[derive(Clone, Copy, Debug)]
+pub enum Statistic {
+    /// `[L]`: the rows that each local expert receives in dispatches that deliver rows by expert (in LL, with a
+    /// counter).
+    Rows,
+    /// `[R]`: the nanoseconds that LL dispatches wait for each source rank.
+    Waits,
+    /// The same of combines, LL and HT.
+    CombineWaits,
 }
 
 /// A group's staged operations, each in a slot that is the same on all ranks. Slots take turns, and a busy one is
@@ -72,9 +81,7 @@ impl Group {
             failed: OnceCell::new(),
             closed: AtomicBool::new(false),
             staged: Mutex::default(),
-            totals: AtomicUsize::new(0),
-            waits: AtomicUsize::new(0),
-            combine_waits: AtomicUsize::new(0),
+            statistics: Default::default(),
             views: Mutex::default(),
             _with: None,
         }
@@ -162,42 +169,17 @@ impl Group {
         self.choices.select(selector);
     }
 
-    /// From now on each dispatch that delivers rows by expert (in LL, with a counter) adds the rows that each local
-    /// expert receives to `totals`, aligned int64 `[L]` on the device. `None` ends that. Local to this rank.
-    pub fn count_rows(&self, totals: Option<DevPtr>) -> Result<()> {
+    /// From now on operations add `what` to the memory at `to`; `None` ends that. Local to this rank.
+    pub fn collect(&self, what: Statistic, to: Option<DevPtr>) -> Result<()> {
         self.check_usable()?;
-        store(&self.totals, totals);
+        self.statistics[what as usize].store(to.unwrap_or_default().0, Ordering::Release);
         Ok(())
     }
 
-    /// From now on each LL dispatch adds the nanoseconds that it waits for each source rank to `waits`, aligned int64
-    /// `[R]` on the device. `None` ends that. Local to this rank.
-    pub fn time_waits(&self, waits: Option<DevPtr>) -> Result<()> {
-        self.check_usable()?;
-        store(&self.waits, waits);
-        Ok(())
-    }
-
-    /// The same for combines, LL and HT.
-    pub fn time_combine_waits(&self, waits: Option<DevPtr>) -> Result<()> {
-        self.check_usable()?;
-        store(&self.combine_waits, waits);
-        Ok(())
-    }
-
-    /// Where dispatches add their row counts.
-    pub(super) fn totals(&self) -> Option<DevPtr> {
-        load(&self.totals)
-    }
-
-    /// Where LL dispatches add their waiting times.
-    pub(super) fn waits(&self) -> Option<DevPtr> {
-        load(&self.waits)
-    }
-
-    /// Where combines add their waiting times.
-    pub(super) fn combine_waits(&self) -> Option<DevPtr> {
-        load(&self.combine_waits)
+    /// Where operations add `what`.
+    pub(super) fn place_of(&self, what: Statistic) -> Option<DevPtr> {
+        let place = DevPtr(self.statistics[what as usize].load(Ordering::Acquire));
+        (!place.is_null()).then_some(place)
     }
 
     pub fn device(&self) -> Arc<dyn Device> {
@@ -269,15 +251,6 @@ impl Group {
     pub(super) fn end_staged(&self, slot: StagedSlot) {
         self.staged.lock().set_waiting(slot, false);
     }
-}
-
-fn store(place: &AtomicUsize, address: Option<DevPtr>) {
-    place.store(address.map_or(0, |DevPtr(address)| address), Ordering::Release);
-}
-
-fn load(place: &AtomicUsize) -> Option<DevPtr> {
-    let address = place.load(Ordering::Acquire);
-    (address != 0).then_some(DevPtr(address))
 }
 
 /// As [`Group::check_not_captured`], before there is a group on `device`.

@@ -11,7 +11,7 @@ use crate::model::tensor::{DevPtr, Tensor};
 use crate::rule::handle::HandleTensors;
 use crate::rule::{self, CombineTensors, DispatchTensors, ht, ll};
 use crate::session::choices::{About, Chosen};
-use crate::session::group::Group;
+use crate::session::group::{Group, Statistic};
 use crate::session::route::{self, Given, Own, Routed};
 use crate::session::views::View;
 use crate::tuning::{Lie, Operation};
@@ -153,7 +153,7 @@ impl Handle {
                 let mut handle = handle.lock();
                 let op = LlDispatch {
                     launch: chosen.launch,
-                    waits: self.group.waits(),
+                    waits: self.group.place_of(Statistic::Waits),
                     ..ll::dispatch(facts, &routed(&handle.routed)?.routing, tensors)?
                 };
                 let start = |handle: &mut LlHandle, op| {
@@ -190,7 +190,7 @@ impl Handle {
                     checks.ht_dispatch(&routed.routing, &op, stream);
                 }
                 routed.backend.dispatch(&op, stream)?;
-                if let Some(totals) = self.group.totals() {
+                if let Some(totals) = self.group.place_of(Statistic::Rows) {
                     routed.backend.add_counts(totals, stream)?;
                 }
                 Ok(None)
@@ -226,7 +226,7 @@ impl Handle {
                     view: handle.view,
                     launch: chosen.launch,
                     sums: chosen.sums(routing.top_k, op.sums),
-                    waits: self.group.combine_waits(),
+                    waits: self.group.place_of(Statistic::CombineWaits),
                     ..op
                 };
                 self.start(&mut handle, &LlOp::Combine(op), staged, stream)
@@ -234,7 +234,7 @@ impl Handle {
             ByMode::Ht(ht) => self.with_ht(ht, (Role::TokensOut, tensors.out_tokens), |routed| {
                 let mut op = ht::combine(facts, &routed.routing, tensors)?;
                 (op.launch, op.way) = (chosen.launch, chosen.way);
-                op.waits = self.group.combine_waits();
+                op.waits = self.group.place_of(Statistic::CombineWaits);
                 ht::combine_holds(&op, routed.told.load(Ordering::Relaxed))?;
                 routed.backend.combine(&op, stream)
             }),
@@ -316,7 +316,7 @@ impl Handle {
 
     /// Adds what LL operation `op` delivered to the group's totals, if it counts by expert.
     fn count(&self, backend: &dyn LlBackend, op: &LlOp, stream: Stream) -> Result<()> {
-        match (self.group.totals(), op.rows_of_experts()) {
+        match (self.group.place_of(Statistic::Rows), op.rows_of_experts()) {
             (Some(totals), Some(counts)) => backend.add_counts(counts, totals, stream),
             _ => Ok(()),
         }

@@ -6,6 +6,7 @@ use crate::types::{ncclEpGroup_t, ncclResult_t};
 use nccl_ep_abi::refuse;
 use nccl_ep_core::error::Result;
 use nccl_ep_core::model::tensor::DevPtr;
+use nccl_ep_core::session::group::Statistic;
 
 /// Makes every later dispatch of the group add the rows that each local expert receives to `rows_of_expert`. Local:
 /// ranks may differ. HT: counts all dispatches. LL: counts those that deliver rows by expert and have a
@@ -26,7 +27,7 @@ use nccl_ep_core::model::tensor::DevPtr;
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclEpGroupCountRows(ep_group: ncclEpGroup_t, rows_of_expert: *mut i64) -> ncclResult_t {
     on_group("ncclEpGroupCountRows", ep_group, |group| {
-        group.session.count_rows(numbers("rows_of_expert", rows_of_expert)?)
+        group.session.collect(Statistic::Rows, numbers("rows_of_expert", rows_of_expert)?)
     })
 }
 
@@ -51,7 +52,9 @@ pub unsafe extern "C" fn ncclEpGroupCountRows(ep_group: ncclEpGroup_t, rows_of_e
 /// `ns_of_source` is NULL or has R elements.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclEpGroupTimeWaits(ep_group: ncclEpGroup_t, ns_of_source: *mut i64) -> ncclResult_t {
-    on_group("ncclEpGroupTimeWaits", ep_group, |group| group.session.time_waits(numbers("ns_of_source", ns_of_source)?))
+    on_group("ncclEpGroupTimeWaits", ep_group, |group| {
+        group.session.collect(Statistic::Waits, numbers("ns_of_source", ns_of_source)?)
+    })
 }
 
 /// As `ncclEpGroupTimeWaits`, but for combines, LL and HT.
@@ -71,7 +74,7 @@ pub unsafe extern "C" fn ncclEpGroupTimeWaits(ep_group: ncclEpGroup_t, ns_of_sou
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclEpGroupTimeCombineWaits(ep_group: ncclEpGroup_t, ns_of_source: *mut i64) -> ncclResult_t {
     on_group("ncclEpGroupTimeCombineWaits", ep_group, |group| {
-        group.session.time_combine_waits(numbers("ns_of_source", ns_of_source)?)
+        group.session.collect(Statistic::CombineWaits, numbers("ns_of_source", ns_of_source)?)
     })
 }
 

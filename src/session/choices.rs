@@ -8,12 +8,12 @@
 use crate::log;
 use crate::model::group::{GroupFacts, LlCombineMode};
 use crate::model::ops::{HtWay, Launch};
-use crate::tuning::{Best, Choice, Learned, Lie, Operation, Rows, Shape, Unfit, Variant};
-use parking_lot::RwLock;
+use crate::tuning::{Best, Choice, Learned, Lie, Operation, Rows, Unfit, Variant};
+use parking_lot::{Mutex, RwLock};
 use std::cell::Cell;
 use std::fmt::{self, Display, Formatter};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// What is known about a call before its operation is enqueued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,15 +49,13 @@ pub struct Asked {
 
 impl From<Best> for Asked {
     fn from(best: Best) -> Self {
-        // A number that does not fit is too large for any GPU, too.
-        let number = |value| u32::try_from(value).unwrap_or(u32::MAX);
-        let launch = best.shape.map(|it| Launch {
-            blocks: number(it.blocks),
-            send_blocks: number(it.send_blocks),
-            threads: number(it.threads),
+        let launch = best.shape.map_or_else(Launch::default, |Choice { blocks, threads, send_blocks }| Launch {
+            blocks,
+            send_blocks,
+            threads,
             in_order: false,
         });
-        Self { variant: best.variant.map_or(0, |it| it as u32), launch: launch.unwrap_or_default() }
+        Self { variant: best.variant.map_or(0, |it| it as u32), launch }
     }
 }
 
@@ -110,8 +108,8 @@ pub(super) struct Choices {
     /// Whether there is any choice at all: a fast path for calls without.
     any: AtomicBool,
     made: RwLock<Made>,
-    /// Warnings already given, a bit for each operation and reason.
-    warned: AtomicU32,
+    /// Warnings already given.
+    warned: Mutex<Vec<(Operation, Impossible)>>,
 }
 
 #[derive(Clone, Default)]
@@ -140,7 +138,7 @@ impl Choices {
                 Some(most) => learned.at_most(most),
             },
             made: RwLock::default(),
-            warned: AtomicU32::new(0),
+            warned: Mutex::default(),
         }
     }
 
@@ -222,8 +220,9 @@ impl Choices {
     }
 
     fn warn(&self, operation: Operation, reason: Impossible) {
-        let bit = 1 << (operation as u32 * Impossible::KINDS + reason.kind());
-        if self.warned.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
+        let mut warned = self.warned.lock();
+        if !warned.contains(&(operation, reason)) {
+            warned.push((operation, reason));
             let what = if matches!(reason, Impossible::Shape(_)) { "the launch of a choice" } else { "a choice" };
             log::warn(&format!("{what} for {} is passed over: {reason}; that is said once", operation.name()));
         }
@@ -233,10 +232,10 @@ impl Choices {
     fn check(&self, launch: Launch) -> Result<(), Unfit> {
         let Launch { blocks, send_blocks, threads, .. } = launch;
         let most = self.most_blocks.unwrap_or(u32::MAX);
-        let or = |asked: u32, other: u32| u64::from(if asked == 0 { other } else { asked });
+        let or = |asked, other| if asked == 0 { other } else { asked };
         let whole =
-            Shape { blocks: or(blocks, most), threads: or(threads, Choice::WARP), send_blocks: or(send_blocks, 1) };
-        Choice::new(&whole, most).map(drop)
+            Choice { blocks: or(blocks, most), threads: or(threads, Choice::WARP), send_blocks: or(send_blocks, 1) };
+        whole.fitting(most).map(drop)
     }
 
     /// What `variant` means for `operation`, without a launch shape.
@@ -275,24 +274,6 @@ fn select(selector: &Selector, query: &Query) -> Option<Asked> {
     selector(query)
 }
 
-impl Impossible {
-    /// Number of kinds of reasons, each with its own bit.
-    const KINDS: u32 = 8;
-
-    fn kind(self) -> u32 {
-        match self {
-            Self::UnknownVariant => 0,
-            Self::OtherOperation(_) => 1,
-            Self::TooManyEntries => 2,
-            Self::SeveralNodes(_) => 3,
-            Self::NotMapped(_) => 4,
-            Self::Shape(Unfit::Blocks { .. }) => 5,
-            Self::Shape(Unfit::SendBlocks) => 6,
-            Self::Shape(Unfit::Threads) => 7,
-        }
-    }
-}
-
 impl Display for Impossible {
     fn fmt(&self, to: &mut Formatter<'_>) -> fmt::Result {
         match self {
@@ -307,8 +288,6 @@ impl Display for Impossible {
         }
     }
 }
-
-const _: () = assert!(Operation::ALL.len() as u32 * Impossible::KINDS <= u32::BITS);
 
 #[cfg(test)]
 #[path = "choices_tests.rs"]

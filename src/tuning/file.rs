@@ -1,5 +1,6 @@
 //! The JSON that `nccl_ep.tune` writes, as plain data; docs/python.md describes it.
 
+use super::choice::Choice;
 use serde_json::Value;
 
 const FORMAT: &str = "nccl_ep tuning";
@@ -27,15 +28,7 @@ pub struct Entry {
     pub operation: String,
     pub tokens: u64,
     /// `None` if the library's `default` was best.
-    pub shape: Option<Shape>,
-}
-
-/// A launch shape, not checked yet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shape {
-    pub blocks: u64,
-    pub threads: u64,
-    pub send_blocks: u64,
+    pub shape: Option<Choice>,
 }
 
 impl File {
@@ -84,18 +77,17 @@ impl Entry {
             tokens: number(entry, "tokens").map_err(in_entry)?,
             shape: match entry.get("default").and_then(Value::as_bool) {
                 Some(true) => None,
-                _ => Some(Shape::of(entry).map_err(in_entry)?),
+                _ => Some(shape(entry).map_err(in_entry)?),
             },
         })
     }
 }
 
-impl Shape {
-    /// The shape in an entry.
-    pub fn of(entry: &Value) -> Result<Self, String> {
-        let read = |name| number(entry, name);
-        Ok(Self { blocks: read("blocks")?, threads: read("threads")?, send_blocks: read("send_blocks")? })
-    }
+/// The launch shape in an entry, not checked yet.
+pub fn shape(entry: &Value) -> Result<Choice, String> {
+    // A number that does not fit is too large for any GPU, too.
+    let read = |name| number(entry, name).map(|it| u32::try_from(it).unwrap_or(u32::MAX));
+    Ok(Choice { blocks: read("blocks")?, threads: read("threads")?, send_blocks: read("send_blocks")? })
 }
 
 /// The string field `name` of an object.

@@ -1,17 +1,17 @@
 //! Choices of a tuning file under conditions: for rows of a certain size and layout, in memory that peers map or not.
 
-use super::file::{Shape, number, string};
+use super::choice::Choice;
+use super::file::{number, shape, string};
 use super::variant::{Operation, Variant};
 use crate::log::shown;
 use serde_json::Value;
 
-/// Layout of an LL operation's rows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)] // As they are called.
-pub enum Lie {
-    ByExpert,
-    ByRank,
-    InView,
+crate::named! {
+    /// Layout of an LL operation's rows, with its name in files.
+    Lie:
+    ByExpert = 0, "expert";
+    ByRank = 1, "rank";
+    InView = 2, "view";
 }
 
 impl Lie {
@@ -21,15 +21,6 @@ impl Lie {
             (_, true) => Self::InView,
             (true, false) => Self::ByRank,
             (false, false) => Self::ByExpert,
-        }
-    }
-
-    fn named(name: &str) -> Option<Self> {
-        match name {
-            "expert" => Some(Self::ByExpert),
-            "rank" => Some(Self::ByRank),
-            "view" => Some(Self::InView),
-            _ => None,
         }
     }
 }
@@ -51,7 +42,7 @@ pub struct Best {
     /// The best variant.
     pub variant: Option<Variant>,
     /// Not checked yet.
-    pub shape: Option<Shape>,
+    pub shape: Option<Choice>,
 }
 
 /// The best choices for operations, by the largest number of tokens that each applies to.
@@ -69,7 +60,7 @@ struct Entry {
     lie: Option<Lie>,
     mapped: Option<bool>,
     variant: Option<Variant>,
-    shape: Option<Shape>,
+    shape: Option<Choice>,
 }
 
 impl Learned {
@@ -80,7 +71,7 @@ impl Learned {
     }
 
     /// The launch shapes.
-    pub(super) fn shapes(&mut self) -> impl Iterator<Item = &mut Shape> {
+    pub(super) fn shapes(&mut self) -> impl Iterator<Item = &mut Choice> {
         self.entries.iter_mut().filter_map(|entry| entry.shape.as_mut())
     }
 
@@ -141,7 +132,7 @@ impl Entry {
             lie,
             mapped,
             variant,
-            shape: entry.get("blocks").map(|_| Shape::of(entry)).transpose()?,
+            shape: entry.get("blocks").map(|_| shape(entry)).transpose()?,
         })
     }
 }

@@ -5,86 +5,20 @@
 //! They are local: ranks need not launch the same. A file that cannot be read, has another version, or was measured on
 //! another GPU or number of ranks is ignored with a warning: the library's own choices work everywhere.
 
+mod choice;
 mod file;
 mod learned;
 mod source;
 mod variant;
 
 use crate::log::{self, shown};
+pub use choice::{Choice, Unfit, share};
 use file::File;
-pub use file::Shape;
 pub use learned::{Best, Learned, Lie, Rows};
-use std::fmt::{self, Display, Formatter};
 pub use variant::{Operation, Variant};
 
 /// Token counts are tuned at powers of two, up to 2^23.
 const SIZES: usize = 24;
-
-/// A launch shape: `send_blocks` of `blocks` send; if both are equal, every block does everything.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Choice {
-    pub blocks: u32,
-    pub threads: u32,
-    pub send_blocks: u32,
-}
-
-/// What is wrong with a launch shape.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unfit {
-    Blocks { most: u32 },
-    SendBlocks,
-    Threads,
-}
-
-impl Display for Unfit {
-    fn fmt(&self, to: &mut Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Blocks { most } => write!(to, "blocks must be 1 to {most}"),
-            Self::SendBlocks => to.write_str("send_blocks must be 1 to blocks"),
-            Self::Threads => to.write_str("threads must be a multiple of 32 up to 1024"),
-        }
-    }
-}
-
-impl Choice {
-    /// Threads of a warp.
-    pub const WARP: u32 = 32;
-
-    /// Checks `shape` for a GPU with so many multiprocessors.
-    pub fn new(shape: &Shape, multiprocessors: u32) -> Result<Self, Unfit> {
-        const MOST_THREADS: u64 = 1024;
-        let Shape { blocks, threads, send_blocks } = *shape;
-        if blocks == 0 || blocks > u64::from(multiprocessors) {
-            return Err(Unfit::Blocks { most: multiprocessors });
-        }
-        if send_blocks == 0 || send_blocks > blocks {
-            return Err(Unfit::SendBlocks);
-        }
-        if threads == 0 || !threads.is_multiple_of(Self::WARP.into()) || threads > MOST_THREADS {
-            return Err(Unfit::Threads);
-        }
-        Ok(Self { blocks: blocks as u32, threads: threads as u32, send_blocks: send_blocks as u32 })
-    }
-
-    /// The shape capped at `blocks`, with the same share of sending blocks.
-    pub fn at_most(self, blocks: u32) -> Self {
-        if self.blocks <= blocks {
-            return self;
-        }
-        Self { blocks, send_blocks: share(blocks, self.send_blocks, self.blocks).clamp(1, blocks.max(1)), ..self }
-    }
-}
-
-impl From<Choice> for Shape {
-    fn from(Choice { blocks, threads, send_blocks }: Choice) -> Self {
-        Self { blocks: blocks.into(), threads: threads.into(), send_blocks: send_blocks.into() }
-    }
-}
-
-/// `blocks * part / whole`, rounded down.
-pub fn share(blocks: u32, part: u32, whole: u32) -> u32 {
-    u32::try_from(u64::from(blocks) * u64::from(part) / u64::from(whole.max(1))).unwrap_or(blocks)
-}
 
 /// What was measured for one operation and one number of tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -140,8 +74,8 @@ impl Learned {
     /// The same with launch shapes of at most `blocks`; the file was measured without a group's bound.
     pub fn at_most(mut self, blocks: u32) -> Self {
         for shape in self.shapes() {
-            if let Ok(choice) = Choice::new(shape, u32::MAX) {
-                *shape = choice.at_most(blocks).into();
+            if shape.fitting(u32::MAX).is_ok() {
+                *shape = shape.at_most(blocks);
             }
         }
         self
@@ -166,8 +100,7 @@ impl Tuning {
         for entry in &file.entries {
             let wrong = |what: String| format!("entry {}: {what}", entry.number);
             let operation = Operation::of_file(&entry.operation).map_err(wrong)?;
-            let shape = entry.shape.as_ref();
-            tuning.set(operation, entry.tokens, shape, multiprocessors).map_err(wrong)?;
+            tuning.set(operation, entry.tokens, entry.shape, multiprocessors).map_err(wrong)?;
         }
         Ok((tuning, learned))
     }
@@ -178,7 +111,7 @@ impl Tuning {
         &mut self,
         operation: Operation,
         tokens: u64,
-        shape: Option<&Shape>,
+        shape: Option<Choice>,
         multiprocessors: u32,
     ) -> Result<(), String> {
         let sizes = &mut self.measured[operation as usize];
@@ -188,7 +121,7 @@ impl Tuning {
         };
         *entry = match shape {
             None => Measured::Own,
-            Some(shape) => Measured::Other(Choice::new(shape, multiprocessors).map_err(|unfit| unfit.to_string())?),
+            Some(shape) => Measured::Other(shape.fitting(multiprocessors).map_err(|unfit| unfit.to_string())?),
         };
         Ok(())
     }

@@ -3,6 +3,7 @@
 use crate::error::{Error, Result};
 use once_cell::sync::Lazy;
 use parking_lot::{Condvar, Mutex};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -69,7 +70,8 @@ impl Spares {
             };
             state.idle -= 1;
             drop(state);
-            work();
+            // A panic is the work's; the thread stays.
+            let _ = catch_unwind(AssertUnwindSafe(work));
             state = self.state.lock();
             state.idle += 1;
         }
@@ -225,6 +227,9 @@ mod tests {
             assert!(spares.give(Box::new(|| ())).is_none());
             drop(go);
         }
+        wait_for(|state| state.idle == 1);
+        assert!(spares.give(Box::new(|| panic!("on purpose"))).is_some());
+        wait_for(|state| state.idle == 1 && state.work.is_empty());
         spares.keep(0).unwrap();
         wait_for(|state| state.threads == 0);
     }

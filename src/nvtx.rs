@@ -193,17 +193,12 @@ fn begin(tool: &Tool, name: &str) {
     unsafe { (tool.push)(tool.domain as *mut c_void, &attributes) };
 }
 
-#[cold]
-fn end(tool: &Tool) {
-    // SAFETY: ends the range that this thread began last.
-    unsafe { (tool.pop)(tool.domain as *mut c_void) };
-}
-
 impl Drop for Range {
     #[inline]
     fn drop(&mut self) {
         if let Some(tool) = self.0 {
-            end(tool);
+            // SAFETY: ends the range that this thread began last.
+            unsafe { (tool.pop)(tool.domain as *mut c_void) };
         }
     }
 }

@@ -110,16 +110,18 @@ impl Bootstrap {
             None => Err(Waited::TooLong(self.missed(", which NCCL is still connecting"))),
         };
         let mut bytes = vec![0; total];
-        match &waited {
+        let cause = match waited {
             // The other ranks have this rank's contribution, and go on.
-            Ok(()) => self.device.download(&mut bytes, gathered)?,
-            Err(Waited::TooLong(error)) => return Err(error.clone()),
-            // The received bytes are only a hint, and the memory may be inaccessible.
-            Err(Waited::Broken(_)) => drop(self.device.download(&mut bytes, gathered)),
-        }
+            Ok(()) => self.device.download(&mut bytes, gathered).map(|()| None)?,
+            Err(Waited::TooLong(error)) => return Err(error),
+            Err(Waited::Broken(cause)) => {
+                // The received bytes are only a hint, and the memory may be inaccessible.
+                let _ = self.device.download(&mut bytes, gathered);
+                Some(cause)
+            }
+        };
         let records = bytes.chunks_exact(sealed.len());
         let payloads: Vec<_> = records.map(|record| unsealed(exchange, record)).collect();
-        let cause = waited.err().and_then(Waited::cause);
         if cause.is_some() || payloads.contains(&None) {
             return Err(self.gave_up(&self.missing(&payloads), start, cause));
         }
@@ -298,15 +300,6 @@ enum Waited {
     TooLong(Error),
     /// The stream has an error.
     Broken(Error),
-}
-
-impl Waited {
-    fn cause(self) -> Option<Error> {
-        match self {
-            Self::TooLong(_) => None,
-            Self::Broken(error) => Some(error),
-        }
-    }
 }
 
 /// Ranks as text; an empty list stands for unknown ranks.

@@ -267,10 +267,7 @@ impl<K> State<K> {
 
     /// Takes out the exchanges that have left the device.
     fn take_ended(&mut self) -> Vec<IsStuck> {
-        let (stuck, over) =
-            self.stuck.drain(..).map(|mut is_stuck| (is_stuck(), is_stuck)).partition::<Vec<_>, _>(|(stuck, _)| *stuck);
-        self.stuck = stuck.into_iter().map(|(_, is_stuck)| is_stuck).collect();
-        over.into_iter().map(|(_, is_stuck)| is_stuck).collect()
+        self.stuck.extract_if(.., |is_stuck| !is_stuck()).collect()
     }
 }
 

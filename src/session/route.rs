@@ -97,18 +97,14 @@ fn checked(group: &Group, tensors: Result<HandleTensors>, own: Own<'_>) -> Resul
     Ok((routing, rule::handle::counter(group.facts(), &tensors)?))
 }
 
+/// The device's address of a counter.
 fn device_counter(group: &Group, counter: Counter) -> Result<DevPtr> {
     match counter {
         Counter::Device(data) => Ok(data),
-        Counter::Host(host) => device_alias(group, host),
+        Counter::Host(host) => group.device().device_alias(host).map_err(|cause| {
+            let expected = "an address that the device can reach".to_owned();
+            Error::argument(Subject::Data(Role::HostCounter), OfTensor::MappedHostMemory)
+                .found(Value::Error(cause), Value::Text(expected))
+        }),
     }
-}
-
-/// The device address of the counter with host address `host`.
-fn device_alias(group: &Group, host: DevPtr) -> Result<DevPtr> {
-    group.device().device_alias(host).map_err(|cause| {
-        let expected = "an address that the device can reach".to_owned();
-        Error::argument(Subject::Data(Role::HostCounter), OfTensor::MappedHostMemory)
-            .found(Value::Error(cause), Value::Text(expected))
-    })
 }

@@ -1,6 +1,6 @@
 //! What a rank contributes to an exchange: a seal, a verdict, a payload.
 
-use crate::error::{Error, Formatter, Result};
+use crate::error::{Formatter, Result};
 use crate::model::hash::fnv1a;
 
 /// Bytes of the verdict in front of each rank's payload: a code, then text.
@@ -19,14 +19,12 @@ pub fn verdict(mine: &Result<Vec<u8>>, bytes: usize, formatter: Formatter) -> Ve
     let mut record = vec![0; VERDICT_BYTES + bytes];
     match mine {
         Ok(payload) => copy_prefix(&mut record, VERDICT_BYTES, payload),
-        Err(error) => refuse(&mut record, error, formatter),
+        Err(error) => {
+            copy_prefix(&mut record, 0, &(error.code() as i32).to_le_bytes());
+            copy_prefix(&mut record, CODE_BYTES, clip(&formatter(error)).as_bytes());
+        }
     }
     record
-}
-
-fn refuse(record: &mut [u8], error: &Error, formatter: Formatter) {
-    copy_prefix(record, 0, &(error.code() as i32).to_le_bytes());
-    copy_prefix(record, CODE_BYTES, clip(&formatter(error)).as_bytes());
 }
 
 /// A checksum of an exchange's number and a rank's payload.

@@ -34,7 +34,7 @@ backend::bootstrap: backend::detached backend::device backend::nccl backend::qui
 backend::net: backend::bootstrap backend::detached backend::device backend::nccl::*
     backend::quiescence error::* model::*
 backend::objects: backend::bootstrap error::* model::*
-backend::select: backend backend::cuda::CudaPlatform backend::host::HostPlatform backend::nccl error::*
+backend::select: backend backend::cuda::CudaPlatform backend::host::HostRuntime backend::nccl error::*
 backend::host: backend backend::bootstrap backend::device backend::dylib backend::objects::*
     backend::quiescence error::* model::*
 backend::cuda: backend backend::bootstrap backend::device backend::dylib backend::objects::*

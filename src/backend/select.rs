@@ -5,12 +5,12 @@
 
 use crate::backend::Platform;
 use crate::backend::cuda::CudaPlatform;
-use crate::backend::host::HostPlatform;
+use crate::backend::host::HostRuntime;
 use crate::backend::nccl::Communicator;
 use crate::error::Result;
 
 pub fn platform(comm: &Communicator) -> Result<Box<dyn Platform>> {
-    match HostPlatform::detect(comm.device)? {
+    match HostRuntime::detect(comm.device)? {
         Some(host) => Ok(Box::new(host)),
         None => Ok(Box::new(CudaPlatform::new(comm.device)?)),
     }

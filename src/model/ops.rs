@@ -213,7 +213,7 @@ pub struct LlCombine {
 }
 
 impl LlCombine {
-    /// As [`LlOp::is_exact`].
+    /// Whether every entry's row goes home: an exact combine of rows that the caller has not summed.
     pub fn is_exact(&self) -> bool {
         self.sums == LlCombineMode::Exact && !self.layout.is_rank_major()
     }
@@ -240,11 +240,6 @@ impl LlOp {
             Self::Dispatch(op) if !op.layout.is_rank_major() => op.counter,
             _ => None,
         }
-    }
-
-    /// Whether every entry's row goes home: an exact combine of rows that the caller has not summed.
-    pub fn is_exact(&self) -> bool {
-        matches!(self, Self::Combine(op) if op.is_exact())
     }
 }
 

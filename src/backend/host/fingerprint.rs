@@ -9,7 +9,6 @@ use crate::model::ids::GroupRank;
 use crate::model::layout::layout_name;
 use crate::model::scales::{RowBytes, WireRow};
 use crate::model::tensor::DType;
-use std::fmt;
 
 /// Operations at the index that stands for them in a message.
 const OPERATIONS: [Operation; 5] =
@@ -80,7 +79,10 @@ impl Fingerprint {
         if reader.number()? != self.handle_number() {
             return Err(differs(Subject::Handle, source));
         }
-        same(Subject::Size(Role::Ids, 1), source, self.top_k, reader.number()?)?;
+        let theirs = reader.number()?;
+        if theirs != self.top_k {
+            return Err(differs(Subject::Size(Role::Ids, 1), source).got(self.top_k, theirs));
+        }
         let theirs = reader.number()?;
         if theirs != self.layout() {
             let mine = layout_name(self.by_rank, self.in_view);
@@ -116,10 +118,6 @@ impl Fingerprint {
     fn handle_number(&self) -> usize {
         self.handle.map_or(0, |handle| handle as usize)
     }
-}
-
-fn same<T: PartialEq + fmt::Display>(subject: Subject, source: usize, mine: T, theirs: T) -> Result<()> {
-    if theirs == mine { Ok(()) } else { Err(differs(subject, source).got(mine, theirs)) }
 }
 
 fn same_type(subject: Subject, source: usize, mine: usize, theirs: usize) -> Result<()> {

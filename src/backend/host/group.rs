@@ -22,23 +22,10 @@ use crate::model::node_view::NodeView;
 use crate::model::ops::{HandleForm, Routing, Stream};
 use crate::model::topology::Topology;
 use std::sync::Arc;
-use std::time::Duration;
 
-/// A device of a process with the CPU stand-ins.
-pub struct HostPlatform {
-    runtime: HostRuntime,
-}
-
-impl HostPlatform {
-    /// The device with this number, if the stand-ins are loaded.
-    pub fn detect(device: usize) -> Result<Option<Self>> {
-        Ok(HostRuntime::detect(device)?.map(|runtime| Self { runtime }))
-    }
-}
-
-impl Platform for HostPlatform {
+impl Platform for HostRuntime {
     fn device(&self) -> Arc<dyn Device> {
-        Arc::new(self.runtime)
+        Arc::new(*self)
     }
 
     fn open(
@@ -50,13 +37,12 @@ impl Platform for HostPlatform {
         stream: Stream,
     ) -> Result<OpenGroup> {
         let windows = open_windows(&bootstrap, stream)?;
-        let timeout = choices.timeout;
         let view = NodeView::new(topology.clone(), facts.rank);
-        let mailboxes = Mailboxes::new(facts.rank.index(), windows, timeout);
-        let shared = Arc::new(GroupState::new(facts, topology, mailboxes, bootstrap.formatter, self.runtime));
-        let mapper = HostMapper { runtime: self.runtime, shared: Arc::clone(&shared), view };
+        let mailboxes = Mailboxes::new(facts.rank.index(), windows, choices.timeout);
+        let shared = Arc::new(GroupState::new(facts, topology, mailboxes, bootstrap.formatter, *self));
+        let mapper = HostMapper { runtime: *self, shared: Arc::clone(&shared), view };
         let recognised = Arc::clone(&shared.recognised);
-        let group = Arc::new(HostGroup { shared, objects: Objects::new(bootstrap, mapper, recognised), timeout });
+        let group = Arc::new(HostGroup { shared, objects: Objects::new(bootstrap, mapper, recognised) });
         let mode: ByMode<Arc<dyn LlGroupBackend>, Arc<dyn HtGroupBackend>> = match facts.algorithm {
             Algorithm::LowLatency => ByMode::Ll(group.clone()),
             Algorithm::HighThroughput => ByMode::Ht(group.clone()),
@@ -89,7 +75,6 @@ fn open_windows(bootstrap: &Bootstrap, stream: Stream) -> Result<Vec<Window>> {
 struct HostGroup {
     shared: Arc<GroupState>,
     objects: Objects<HostMapper>,
-    timeout: Duration,
 }
 
 impl GroupBackend for HostGroup {
@@ -112,7 +97,7 @@ impl GroupBackend for HostGroup {
     /// Windows stay mapped until the last operation has released them, here and on the peers, and peers do not write to
     /// the objects that they map: so closing needs no agreement.
     fn close(&self, _stream: Stream) -> Result<()> {
-        self.shared.wait_for_pending(2 * self.timeout)?;
+        self.shared.wait_for_pending(2 * self.shared.mailboxes.timeout())?;
         self.objects.take_all().into_iter().for_each(|it| it.give_back(true));
         Ok(())
     }
@@ -131,7 +116,7 @@ impl LlGroupBackend for HostGroup {
 
 impl HtGroupBackend for HostGroup {
     fn open_handle(self: Arc<Self>, routing: Result<HtRouting>, stream: Stream) -> Result<Box<dyn HtBackend>> {
-        Ok(Box::new(HostHt::open(Arc::clone(&self.shared), routing, stream, self.timeout)?))
+        Ok(Box::new(HostHt::open(Arc::clone(&self.shared), routing, stream)?))
     }
 
     fn block_bytes(&self, top_k: usize, form: HandleForm) -> Result<Option<usize>> {

@@ -1,11 +1,12 @@
 //! The state that all handles of a group share, and how operations are enqueued on the caller's streams.
 
 use crate::backend::Faults;
-use crate::backend::device::{Memory, check_patience};
+use crate::backend::device::{Device, Memory, check_patience};
 use crate::backend::host::mailboxes::Mailboxes;
 use crate::backend::host::order::{Order, Pending, Received};
 use crate::backend::host::runtime::HostRuntime;
 use crate::backend::objects::Recognised;
+use crate::backend::quiescence::Works;
 use crate::error::refusal::Operation;
 use crate::error::{Context, Error, Formatter, Result};
 use crate::model::group::GroupFacts;
@@ -14,7 +15,7 @@ use crate::model::tensor::DevPtr;
 use crate::model::topology::Topology;
 use once_cell::sync::OnceCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 /// The state that all handles of a group share.
@@ -48,8 +49,8 @@ impl GroupState {
         formatter: Formatter,
         runtime: HostRuntime,
     ) -> Self {
-        let pending = Arc::default();
-        runtime.watch(&pending);
+        let pending = Arc::<Pending>::default();
+        runtime.watch_works(Arc::downgrade(&pending) as Weak<dyn Works>);
         Self {
             facts,
             topology,

@@ -24,4 +24,4 @@ mod scaled;
 mod shared_file;
 mod window;
 
-pub use group::HostPlatform;
+pub use runtime::HostRuntime;

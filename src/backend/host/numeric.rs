@@ -65,14 +65,6 @@ pub fn i64s(bytes: &[u8]) -> impl Iterator<Item = i64> {
     bytes.as_chunks::<8>().0.iter().map(|bytes| i64::from_ne_bytes(*bytes))
 }
 
-pub fn f32_at(bytes: &[u8], index: usize) -> Option<f32> {
-    bytes.as_chunks::<4>().0.get(index).map(|bytes| f32::from_ne_bytes(*bytes))
-}
-
-pub fn i64_at(bytes: &[u8], index: usize) -> Option<i64> {
-    bytes.as_chunks::<8>().0.get(index).map(|bytes| i64::from_ne_bytes(*bytes))
-}
-
 pub fn row(rows: &[u8], index: usize, row_bytes: usize) -> Result<&[u8]> {
     range(index, row_bytes).and_then(|range| rows.get(range)).ok_or_else(outside)
 }

@@ -104,11 +104,6 @@ impl Mapped for ObjectMemory {
 impl Mapper for HostMapper {
     type Mapped = ObjectMemory;
 
-    fn check(&self) -> Result<()> {
-        // The stand-ins have no captures.
-        Ok(())
-    }
-
     fn take(&self, wanted: Wanted) -> Result<(ObjectMemory, Vec<u8>)> {
         match wanted {
             Wanted::New(bytes) => {
@@ -146,15 +141,6 @@ impl Mapper for HostMapper {
             base.map_err(|error| error.within(format_args!("rank {rank} cannot map rank {peer}'s window")))
         };
         GroupRank::all(records.len()).zip(records).map(base_of).collect()
-    }
-
-    fn show(&self, _object: u32, _bases: &[usize]) -> Result<()> {
-        // Operations exchange messages.
-        Ok(())
-    }
-
-    fn check_graphs(&self) -> Result<()> {
-        Ok(())
     }
 
     fn rest(&self, left: Duration) -> Result<()> {

@@ -155,12 +155,6 @@ impl HostRuntime {
         Ok(block)
     }
 
-    /// Counts `works` when quiescent moments are determined.
-    pub fn watch<W: Works + 'static>(&self, works: &Arc<W>) {
-        let works: std::sync::Weak<W> = Arc::downgrade(works);
-        QUIESCENCE.watch(works);
-    }
-
     /// Whether a stream of this process has an exchange that was given up.
     pub fn is_hung(&self) -> bool {
         QUIESCENCE.is_hung()
@@ -187,13 +181,6 @@ impl HostRuntime {
         // SAFETY: the stand-ins refuse an address that they did not give; NULL is the default stream.
         unsafe { call!(self, cudaFreeAsync(data as *mut c_void, std::ptr::null_mut())) }
     }
-
-    fn free_later(&self, key: usize, data: DevPtr) {
-        let runtime = *self;
-        // A failure to free memory cannot be handled.
-        let free = move |address| drop(runtime.free_now(address));
-        QUIESCENCE.later(Some(key), data.0, Some(Box::new(free)));
-    }
 }
 
 fn failed(name: &str, code: c_int) -> Error {
@@ -204,15 +191,6 @@ fn failed(name: &str, code: c_int) -> Error {
 struct Mark {
     runtime: HostRuntime,
     raw: usize,
-}
-
-impl Mark {
-    fn new(runtime: HostRuntime) -> Result<Self> {
-        let mut raw = std::ptr::null_mut();
-        // SAFETY: writes one handle.
-        unsafe { call!(runtime, cudaEventCreateWithFlags(&mut raw, 0)) }?;
-        Ok(Self { runtime, raw: raw as usize })
-    }
 }
 
 impl StreamMark for Mark {
@@ -289,7 +267,10 @@ impl Memory for HostRuntime {
     }
 
     fn free_own(&self, data: DevPtr, bytes: usize) {
-        self.free_later(bytes, data);
+        let runtime = *self;
+        // A failure to free memory cannot be handled.
+        let free = move |address| drop(runtime.free_now(address));
+        QUIESCENCE.later(Some(bytes), data.0, Some(Box::new(free)));
     }
 
     fn device_alias(&self, host: DevPtr) -> Result<DevPtr> {
@@ -310,7 +291,10 @@ impl Memory for HostRuntime {
 
 impl Marks for HostRuntime {
     fn new_mark(&self) -> Result<Box<dyn StreamMark>> {
-        Ok(Box::new(Mark::new(*self)?))
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: writes one handle.
+        unsafe { call!(self, cudaEventCreateWithFlags(&mut raw, 0)) }?;
+        Ok(Box::new(Mark { runtime: *self, raw: raw as usize }))
     }
 }
 

@@ -139,18 +139,24 @@ pub trait Mapped: Send {
 pub trait Mapper: Send + Sync {
     type Mapped: Mapped;
 
-    /// Refuses if this rank cannot map now.
-    fn check(&self) -> Result<()>;
+    /// Refuses if this rank cannot map now. A device without graphs always can.
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
     /// Memory for an object, and its record.
     fn take(&self, wanted: Wanted) -> Result<(Self::Mapped, Vec<u8>)>;
     /// Maps what the `records` of all ranks describe, as far as this rank can reach it. Returns the addresses of each
     /// rank's memory, its own included, and 0 for unreachable ones. What was mapped before an error stays in `mapped`.
     /// Waits for other ranks no longer than the call has `left`.
     fn map(&self, mapped: &mut Self::Mapped, records: &[&[u8]], left: Duration) -> Result<Vec<usize>>;
-    /// Tells operations the addresses of the ranks' memory of an object.
-    fn show(&self, object: u32, bases: &[usize]) -> Result<()>;
+    /// Tells operations the addresses of the ranks' memory of an object, if they access it.
+    fn show(&self, _object: u32, _bases: &[usize]) -> Result<()> {
+        Ok(())
+    }
     /// Refuses to end an object that operations in graphs may use.
-    fn check_graphs(&self) -> Result<()>;
+    fn check_graphs(&self) -> Result<()> {
+        Ok(())
+    }
     /// Waits until this rank's operations of the group have run.
     fn rest(&self, left: Duration) -> Result<()>;
     /// [`Found::fallbacks`], if operations can fall back at all.
@@ -160,13 +166,6 @@ pub trait Mapper: Send + Sync {
 }
 
 impl Wanted {
-    pub fn kind(&self) -> Kind {
-        match self {
-            Self::New(_) => Kind::Own,
-            Self::Given(..) => Kind::Given,
-        }
-    }
-
     fn bytes(&self) -> usize {
         match *self {
             Self::New(bytes) | Self::Given(_, bytes) => bytes,

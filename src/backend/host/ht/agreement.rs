@@ -18,19 +18,13 @@ use crate::model::ops::{HandleForm, Routing, RoutingCounters, Stream};
 use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
-use std::time::Duration;
 
 /// Most rows that a rank may receive, even in a group without a bound.
 const MOST_ROWS: usize = i32::MAX as usize;
 
 /// The map of a new handle. Collective; `wanted` is an error on a rank that refused its arguments, and that rank gets
 /// it back at once.
-pub fn exchange(
-    shared: &Arc<GroupState>,
-    wanted: Result<HtRouting>,
-    stream: Stream,
-    timeout: Duration,
-) -> Result<HtMap> {
+pub fn exchange(shared: &Arc<GroupState>, wanted: Result<HtRouting>, stream: Stream) -> Result<HtMap> {
     let (sender, receiver) = channel();
     let refused = wanted.as_ref().err().cloned();
     let own = Arc::clone(shared);
@@ -49,7 +43,7 @@ pub fn exchange(
     }
     // This operation has a deadline, and so does each one before it; their sum would exceed even twice that, and other
     // work on the stream has none.
-    let patience = 2 * timeout;
+    let patience = 2 * shared.mailboxes.timeout();
     match receiver.recv_timeout(patience) {
         Ok(agreed) => agreed,
         Err(RecvTimeoutError::Disconnected) => Err(match shared.mailboxes.fault() {

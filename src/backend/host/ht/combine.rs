@@ -4,7 +4,7 @@
 
 use crate::backend::host::device::{add_waits, bytes, bytes_mut};
 use crate::backend::host::fingerprint::Fingerprint;
-use crate::backend::host::ht::route::{Destination, ID_BYTES};
+use crate::backend::host::ht::route::{Destination, ENTRY_BYTES, ID_BYTES, destinations};
 use crate::backend::host::ht::{Routed, source};
 use crate::backend::host::message::Message;
 use crate::backend::host::node_sums::NodeSums;
@@ -133,10 +133,11 @@ impl Routed {
         experts.iter().map(place).collect()
     }
 
-    /// Where `token` has gone.
+    /// Where `token` has gone, by ascending rank.
     fn destinations(&self, token: usize) -> Vec<Destination> {
-        let (facts, top_k) = (&self.shared.facts, self.routing.top_k);
-        self.map.destinations(facts, token, top_k)
+        let width = self.routing.top_k * ENTRY_BYTES;
+        let entries = self.map.entries.get(token * width..(token + 1) * width);
+        destinations(&self.shared.facts, entries.unwrap_or_default())
     }
 
     /// Reads the message of expert rank `source`.

@@ -237,9 +237,11 @@ impl<'a> SentTokens<'a> {
     /// The weight of `expert` for `token`: the sum, by ascending k, over the entries that name it;
     /// 0 if none does. A single weight keeps its bits.
     fn weight(&self, token: usize, expert: usize, top_k: usize) -> f32 {
-        (token * top_k..(token + 1) * top_k)
-            .filter(|&entry| numeric::i64_at(self.ids, entry) == i64::try_from(expert).ok())
-            .filter_map(|entry| numeric::f32_at(self.weights, entry))
+        let ids = self.ids.get(token * top_k * 8..).unwrap_or_default();
+        let weights = self.weights.get(token * top_k * 4..).unwrap_or_default();
+        let entries = numeric::i64s(ids).zip(numeric::f32s(weights)).take(top_k);
+        entries
+            .filter_map(|(id, weight)| (id == expert as i64).then_some(weight))
             .reduce(|sum, weight| sum + weight)
             .unwrap_or(0.0)
     }

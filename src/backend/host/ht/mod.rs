@@ -32,9 +32,9 @@ pub struct HostHt {
 
 impl HostHt {
     /// Exchanges the ids of all ranks. Collective; `wanted` is an error on a rank that refused its arguments.
-    pub fn open(shared: Arc<GroupState>, wanted: Result<HtRouting>, stream: Stream, timeout: Duration) -> Result<Self> {
+    pub fn open(shared: Arc<GroupState>, wanted: Result<HtRouting>, stream: Stream) -> Result<Self> {
         let own = wanted.clone();
-        let map = agreement::exchange(&shared, wanted, stream, timeout)?;
+        let map = agreement::exchange(&shared, wanted, stream)?;
         let HtRouting { routing, home, .. } = own?;
         Ok(Self { shared, routing, map: Some(Arc::new(map)), given: home.given })
     }

@@ -137,12 +137,6 @@ impl HtMap {
         self.begins.last().map_or(0, |rows| *rows as usize)
     }
 
-    /// The destinations of this rank's `token`, by ascending rank.
-    pub fn destinations(&self, facts: &GroupFacts, token: usize, top_k: usize) -> Vec<Destination> {
-        let width = top_k * ENTRY_BYTES;
-        destinations(facts, self.entries.get(token * width..(token + 1) * width).unwrap_or_default())
-    }
-
     /// Stores the map in the block of a handle with this routing.
     pub fn store(&self, facts: &GroupFacts, routing: &Routing, block: GivenBlock) -> Result<()> {
         let sections = sections(facts, routing)?;

@@ -101,7 +101,7 @@ impl HostLl {
             handle: None,
             top_k: self.routing.top_k,
             by_rank: op.layout().is_rank_major(),
-            exact: op.is_exact(),
+            exact: matches!(op, LlOp::Combine(op) if op.is_exact()),
             in_view: matches!(op, LlOp::Dispatch(op) if op.view.is_some()),
             row,
         }

@@ -1,4 +1,5 @@
-//! Allowed dependencies inside the core: they point down only, and `unsafe` stays at the edges.
+//! Boundaries inside the core: dependencies point down only and form no circle, `unsafe` stays at the edges, and no text
+//! has a name that only callers of an ABI know.
 //!
 //! Crates enforce the coarse rules: no ABI sees the inside of another, and the core sees none. The table has the rules
 //! that crates cannot enforce; `docs/architecture.md` explains it, and this test compares it with the sources. Unit
@@ -9,7 +10,9 @@
 mod sources;
 
 use quote::ToTokens;
-use sources::modules::{Use, all_uses, is_below, module_files, module_of};
+use sources::modules::{Use, all_uses, is_below, module_files, module_of, used_paths, uses_of_children};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
 
 /// Module: what it may use. `x::*` is module `x` and everything below it; any other entry is one module or one item.
 /// The longest matching name decides; each module may use itself and everything below itself.
@@ -172,4 +175,123 @@ fn arrows_go_one_way() {
     assert!(!may_use("backend", "backend::host"));
     assert!(!may_use("session::group", "backend::host"));
     assert!(!may_use("model::tensor", "rule"));
+}
+
+/// Of the core and of the stand-ins.
+#[test]
+fn no_module_leads_back_to_itself() {
+    for folder in ["src", "hostsim/src"] {
+        let mut uses: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+        for it in all_uses(folder) {
+            if it.module != it.target && !it.module.is_empty() {
+                uses.entry(it.module).or_default().insert(it.target);
+            }
+        }
+        for (module, child) in uses_of_children(folder) {
+            uses.entry(module).or_default().insert(child);
+        }
+        assert!(uses.len() > 20, "{folder}: {:?}", uses.keys());
+        assert_eq!(circle(&uses), None);
+    }
+}
+
+/// A module of the harness is a header and the source with the same name.
+#[test]
+fn no_header_of_the_c_harness_leads_back_to_itself() {
+    let harness = sources::root().join("c_tests/harness");
+    let mut uses: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for entry in fs::read_dir(&harness).unwrap() {
+        let path = entry.unwrap().path();
+        let module = path.file_stem().unwrap().to_str().unwrap().to_owned();
+        let source = fs::read_to_string(&path).unwrap();
+        for line in source.lines() {
+            let Some(header) = line.strip_prefix("#include \"") else { continue };
+            let name = header.trim_start_matches("harness/");
+            let target = name.split('.').next().unwrap().to_owned();
+            if harness.join(format!("{target}.h")).exists() && target != module {
+                uses.entry(module.clone()).or_default().insert(target);
+            }
+        }
+    }
+    assert!(uses.contains_key("harness"));
+    assert_eq!(circle(&uses), None);
+}
+
+/// Modules that each use the next, the last using the first; `None` if there are none.
+fn circle(uses: &BTreeMap<String, BTreeSet<String>>) -> Option<Vec<String>> {
+    let mut left = uses.clone();
+    loop {
+        // Modules that use none of the remaining ones are in no circle.
+        let modules: BTreeSet<String> = left.keys().cloned().collect();
+        left.retain(|_, targets| {
+            targets.retain(|target| modules.contains(target));
+            !targets.is_empty()
+        });
+        if left.len() == modules.len() {
+            break;
+        }
+    }
+    let mut path = vec![left.keys().next()?.clone()];
+    loop {
+        let next = left.get(path.last()?)?.first()?.clone();
+        if let Some(start) = path.iter().position(|module| *module == next) {
+            return Some(path.split_off(start));
+        }
+        path.push(next);
+    }
+}
+
+#[test]
+fn circles_are_found() {
+    let uses = |arrows: &[(&str, &str)]| {
+        let mut uses: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+        for (from, to) in arrows {
+            uses.entry((*from).to_owned()).or_default().insert((*to).to_owned());
+        }
+        circle(&uses)
+    };
+    assert_eq!(uses(&[("a", "b"), ("b", "c"), ("a", "c")]), None);
+    let found = uses(&[("a", "b"), ("b", "c"), ("c", "b"), ("c", "d")]);
+    assert_eq!(found, Some(vec!["b".to_owned(), "c".to_owned()]));
+}
+
+#[test]
+fn paths_are_read_with_their_groups() {
+    let source = "use crate::a::{self, B, c::{D, E as F}}; fn f(x: super::g::H) {}";
+    let source = syn::parse_str(source).unwrap();
+    assert_eq!(used_paths("p::m", &source), ["a", "a::B", "a::c::D", "a::c::E", "p::g::H"]);
+}
+
+/// Words that only an ABI has: names of its functions, parameters, fields and tags.
+const ABI_WORDS: [&str; 13] = [
+    "ncclEp",
+    "inputs[",
+    "outputs[",
+    "local_tensors",
+    "topk_idx",
+    "send_only",
+    "ep_group",
+    "alloc_fn",
+    "num_experts",
+    "max_tokens_per_rank",
+    "token_size_bytes",
+    "TOKENS",
+    "config.",
+];
+
+#[test]
+fn the_core_has_no_words_of_an_abi() {
+    // The prefix of the stand-ins' own functions, which are not the library's.
+    let stand_ins = "ncclEpHostsim";
+    for file in sources::files("src", &[".rs"]) {
+        let source = sources::read(&file);
+        assert!(!source.contains("no_mangle"), "{file} exports a symbol");
+        let named = source.replace(stand_ins, "").contains("ncclEp");
+        assert!(!named, "{file} names a function of an ABI");
+        let literals = sources::string_literals(sources::parsed(&file), "");
+        for literal in literals.iter().filter(|it| !it.starts_with(stand_ins)) {
+            let word = ABI_WORDS.iter().find(|word| literal.contains(**word));
+            assert_eq!(word, None, "{file} says {literal:?}");
+        }
+    }
 }

@@ -51,7 +51,7 @@ const READ_BY_NVIDIA: [&str; 14] = [
     "JIT_",
     "PREPROCESS_NUM_SMS",
     "SHUFFLE_SMS",
-    // Tokens per chunk. The rest of the name is a word of the interfaces (tests/abi_words.rs).
+    // Tokens per chunk. The rest of the name is a word of the interfaces (tests/layering.rs).
     "TOKEN",
 ];
 

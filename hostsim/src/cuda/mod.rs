@@ -10,7 +10,7 @@
 //! | `heap`, `arena` | the register of all memory, with poison and guards |
 //! | `queue`, [`error`] | a stream's worker; error numbers, the last error, what each entry point does around its body |
 //!
-//! Imports go down this table only; `tests/circles.rs` of the core fails on a circle.
+//! Imports go down this table only; `tests/layering.rs` of the core fails on a circle.
 
 mod arena;
 pub mod capture;

@@ -13,7 +13,7 @@
 //! | `delay` | random delays of operations |
 //! | [`unique_id`], [`error`], `datatype` | ids, result codes, element types and their sums |
 //!
-//! Imports go down this table only; `tests/circles.rs` of the core fails on a circle.
+//! Imports go down this table only; `tests/layering.rs` of the core fails on a circle.
 
 pub mod api;
 mod boundary;

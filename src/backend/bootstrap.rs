@@ -215,7 +215,7 @@ impl Bootstrap {
     }
 
     /// Runs `wait` as part of the call; its argument is the time that is left.
-    pub fn within_deadline<T>(&self, wait: impl FnOnce(Duration) -> T) -> T {
+    fn within_deadline<T>(&self, wait: impl FnOnce(Duration) -> T) -> T {
         let start = Instant::now();
         let left = self.timeout.saturating_sub(*self.waited.lock());
         let waited = wait(left);
@@ -227,13 +227,6 @@ impl Bootstrap {
     /// before the deadline why it failed.
     pub fn within_most<T>(&self, wait: impl FnOnce(Duration) -> T) -> T {
         self.within_deadline(|left| wait(left * 3 / 4))
-    }
-
-    /// Waits until everything enqueued on `stream` has run.
-    pub fn wait(&self, stream: Stream) -> Result<()> {
-        self.watch(|| self.device.is_idle(stream)).map_err(|waited| match waited {
-            Waited::TooLong(error) | Waited::Broken(error) => error,
-        })
     }
 
     fn watch(&self, is_over: impl Fn() -> Result<bool>) -> std::result::Result<(), Waited> {

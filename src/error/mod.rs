@@ -139,14 +139,6 @@ impl Error {
         &self.report
     }
 
-    /// The subject and the rule, if this is a refusal.
-    pub fn refused(&self) -> Option<(Subject, Rule)> {
-        match self.report.cause {
-            Cause::Refused(subject, rule) => Some((subject, rule)),
-            Cause::Text(_) => None,
-        }
-    }
-
     /// The error without an ABI's words: refusals are spelled as data.
     pub fn text(&self) -> String {
         self.to_string()
@@ -197,14 +189,14 @@ mod tests {
     fn a_refusal_is_data_and_a_failure_is_a_text() {
         let subject = Subject::Size(Role::TokensIn, 1);
         let error = Error::argument(subject, OfTensor::RowBound).got(100, 128);
-        assert_eq!(error.refused(), Some((subject, OfTensor::RowBound.into())));
+        assert_eq!(error.report().cause, Cause::Refused(subject, OfTensor::RowBound.into()));
         assert_eq!(error.code(), Code::InvalidArgument);
         assert_eq!(error.text(), "Size(TokensIn, 1): OfTensor(RowBound) (got 100, expected 128)");
         let error = Error::new(Code::RemoteError, "gone")
             .within("rank 1")
             .during(Context::Running(Operation::HtCombine))
             .and(Error::internal("worse"));
-        assert_eq!(error.refused(), None);
+        assert_eq!(error.report().cause, Cause::Text("gone".to_owned()));
         assert_eq!(error.text(), "Running(HtCombine): rank 1: gone; and worse");
     }
 }

@@ -125,6 +125,7 @@ fn needed<F>(function: Option<F>, name: &'static str) -> Result<F> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Cause;
 
     #[test]
     fn versions_are_written_as_people_do() {
@@ -146,6 +147,6 @@ mod tests {
         assert_eq!(check_ids(Some(String::new())), Ok(()));
         let refusal = check_ids(Some("10.0.0.1:4000".to_owned())).unwrap_err();
         let rule = AmongRanks::OwnIdsForNetwork.into();
-        assert_eq!(refusal.refused(), Some((Subject::Nccl, rule)));
+        assert_eq!(refusal.report().cause, Cause::Refused(Subject::Nccl, rule));
     }
 }

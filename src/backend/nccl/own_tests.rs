@@ -5,8 +5,8 @@ use super::*;
 use crate::backend::device::EnteredDevice;
 use crate::backend::device::tests::TestDevice;
 use crate::backend::nccl::Functions;
-use crate::error::Code;
 use crate::error::refusal::{AmongRanks, Subject};
+use crate::error::{Cause, Code};
 use std::sync::atomic::AtomicI32;
 
 /// Records a call as a letter, per thread, as each test has its own.
@@ -192,7 +192,7 @@ fn an_nccl_that_lacks_a_function_is_refused() {
     functions.ncclRecv = None;
     let error = network(functions).err().unwrap();
     let rule = AmongRanks::HasForNetwork { name: "ncclRecv" }.into();
-    assert_eq!(error.refused(), Some((Subject::Nccl, rule)));
+    assert_eq!(error.report().cause, Cause::Refused(Subject::Nccl, rule));
     assert_eq!(error.code(), Code::InvalidUsage);
 }
 
@@ -202,7 +202,7 @@ fn an_old_nccl_is_refused_with_its_version() {
     functions.ncclGetVersion = Some(get_version::<21805>);
     let error = network(functions).err().unwrap();
     let rule = AmongRanks::NewEnoughForNetwork.into();
-    assert_eq!(error.refused(), Some((Subject::Nccl, rule)));
+    assert_eq!(error.report().cause, Cause::Refused(Subject::Nccl, rule));
     assert!(error.text().contains("got 2.18.5, expected 2.19"), "{error}");
 }
 

@@ -30,20 +30,9 @@ crate::named! {
 }
 
 impl LlCombineMode {
-    /// Its name among a combine's variants.
-    pub fn variant(self) -> &'static str {
-        match self {
-            Self::Exact => "ll.exact",
-            Self::Reduce => "ll.reduce",
-        }
-    }
-
     /// The variant of a rank whose combine is `exact` or not, and that of a rank which differs.
     pub fn variants(exact: bool) -> [&'static str; 2] {
-        match exact {
-            true => [Self::Exact, Self::Reduce].map(Self::variant),
-            false => [Self::Reduce, Self::Exact].map(Self::variant),
-        }
+        if exact { ["ll.exact", "ll.reduce"] } else { ["ll.reduce", "ll.exact"] }
     }
 }
 

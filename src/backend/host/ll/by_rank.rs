@@ -2,11 +2,10 @@
 //! weights.
 #![allow(unsafe_code)]
 
-use crate::backend::host::device::{bytes, bytes_mut};
+use crate::backend::host::device::bytes_mut;
 use crate::backend::host::ll::HostLl;
 use crate::backend::host::ll::dispatch::{Landed, SentTokens};
 use crate::backend::host::ll::last::Placed;
-use crate::backend::host::message::Message;
 use crate::backend::host::numeric::{copy_row, row};
 use crate::backend::host::scaled;
 use crate::error::{Error, Result};
@@ -18,16 +17,6 @@ const WEIGHT_BYTES: usize = size_of::<f32>();
 const NONE: u8 = 0xff;
 
 impl HostLl {
-    /// Appends the weights of this rank's tokens.
-    ///
-    /// # Safety
-    /// `rule` has checked the weights `[T, K]`, and the caller keeps them until `message` is written.
-    pub(super) unsafe fn append_weights(&self, beside: &LlBeside, message: &mut Message<'_>) {
-        let entries = self.routing.tokens * self.routing.top_k;
-        // SAFETY: this function's contract.
-        message.bytes(unsafe { bytes(beside.weights, entries * WEIGHT_BYTES) });
-    }
-
     /// Writes what all sources have sent to the outputs `[R, M, *]`.
     pub(super) fn place_by_rank(
         &self,

@@ -32,7 +32,7 @@ impl HostLl {
                 Cow::Owned(ids) => message.owned_bytes(ids),
             }
             if let Some(beside) = &op.beside {
-                self.append_weights(beside, &mut message);
+                message.bytes(bytes(beside.weights, tokens * top_k * size_of::<f32>()));
             }
             rows.append(&mut message)?;
         }

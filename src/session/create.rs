@@ -102,18 +102,8 @@ fn check_sms(settings: &GroupSettings, device: &dyn Device) -> Result<()> {
     }
 }
 
-/// The numbers that must be the same on every rank.
-const COMPARED: [Setting; 9] = [
-    Setting::Algorithm,
-    Setting::Experts,
-    Setting::MaxTokens,
-    Setting::RecvRows,
-    Setting::Overflow,
-    Setting::RowBytes,
-    Setting::LlCombine,
-    Setting::NodeSums,
-    Setting::HtChunkBytes,
-];
+/// How many numbers must be the same on every rank.
+const COMPARED: usize = 9;
 const NUMBER_BYTES: usize = 8;
 
 fn agree_on_facts(
@@ -124,23 +114,21 @@ fn agree_on_facts(
 ) -> Result<(GroupFacts, Topology)> {
     let mine = facts.as_ref().map_err(Error::clone).and_then(|facts| {
         let mut record = Vec::new();
-        for number in compared(facts, env) {
+        for (_, number) in compared(facts, env) {
             record.extend_from_slice(&number.to_le_bytes());
         }
         record.extend_from_slice(&node_id(env)?.0);
         Ok(record)
     });
-    let records = bootstrap.agree(mine, COMPARED.len() * NUMBER_BYTES + NODE_ID_BYTES, stream)?;
+    let records = bootstrap.agree(mine, COMPARED * NUMBER_BYTES + NODE_ID_BYTES, stream)?;
     let facts = facts?;
     let mut nodes = Vec::new();
     for (rank, record) in GroupRank::all(records.len()).zip(&records) {
-        let (numbers, node) = record.split_at(COMPARED.len() * NUMBER_BYTES);
+        let (numbers, node) = record.split_at(COMPARED * NUMBER_BYTES);
         nodes.push(NodeId(node.try_into().map_err(|_| Error::internal("a short node id"))?));
-        for ((setting, mine), theirs) in
-            COMPARED.into_iter().zip(compared(&facts, env)).zip(numbers.chunks_exact(NUMBER_BYTES))
-        {
-            if theirs != mine.to_le_bytes() {
-                let theirs = theirs.iter().rev().fold(0_u64, |n, &byte| n << 8 | u64::from(byte));
+        for ((setting, mine), theirs) in compared(&facts, env).into_iter().zip(numbers.as_chunks().0) {
+            let theirs = u64::from_le_bytes(*theirs);
+            if theirs != mine {
                 return Err(differs(setting, rank, mine, theirs));
             }
         }
@@ -161,17 +149,18 @@ fn differs(setting: Setting, rank: GroupRank, mine: u64, theirs: u64) -> Error {
         .got(shown(setting, mine), format_args!("{} as on rank {rank}", shown(setting, theirs)))
 }
 
-fn compared(facts: &GroupFacts, env: &Env) -> [u64; COMPARED.len()] {
+/// The settings that must be the same on every rank, as numbers.
+fn compared(facts: &GroupFacts, env: &Env) -> [(Setting, u64); COMPARED] {
     [
-        u64::from(facts.algorithm as u32),
-        facts.experts as u64,
-        facts.max_tokens.unwrap_or(0) as u64,
-        facts.tensor_rows as u64,
-        u64::from(facts.drops),
-        facts.row_bytes as u64,
-        u64::from(facts.ll_combine as u32),
-        u64::from(env.node_sums as u32),
-        facts.ht_chunk_bytes.unwrap_or(0) as u64,
+        (Setting::Algorithm, u64::from(facts.algorithm as u32)),
+        (Setting::Experts, facts.experts as u64),
+        (Setting::MaxTokens, facts.max_tokens.unwrap_or(0) as u64),
+        (Setting::RecvRows, facts.tensor_rows as u64),
+        (Setting::Overflow, u64::from(facts.drops)),
+        (Setting::RowBytes, facts.row_bytes as u64),
+        (Setting::LlCombine, u64::from(facts.ll_combine as u32)),
+        (Setting::NodeSums, u64::from(env.node_sums as u32)),
+        (Setting::HtChunkBytes, facts.ht_chunk_bytes.unwrap_or(0) as u64),
     ]
 }
 

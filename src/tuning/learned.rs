@@ -70,9 +70,14 @@ impl Learned {
         Ok(Self { entries: choices.iter().enumerate().map(entry).collect::<Result<_, _>>()? })
     }
 
-    /// The launch shapes.
-    pub(super) fn shapes(&mut self) -> impl Iterator<Item = &mut Choice> {
-        self.entries.iter_mut().filter_map(|entry| entry.shape.as_mut())
+    /// The same with launch shapes of at most `blocks`; the file was measured without a group's bound.
+    pub fn at_most(mut self, blocks: u32) -> Self {
+        for shape in self.entries.iter_mut().filter_map(|entry| entry.shape.as_mut()) {
+            if shape.fitting(u32::MAX).is_ok() {
+                *shape = shape.at_most(blocks);
+            }
+        }
+        self
     }
 
     /// Whether it says nothing.

@@ -70,16 +70,6 @@ impl Learned {
         let warn = |reason: &String| warn_of(path, reason);
         if multiprocessors.is_none() { found.inspect_err(warn) } else { found }.unwrap_or_default()
     }
-
-    /// The same with launch shapes of at most `blocks`; the file was measured without a group's bound.
-    pub fn at_most(mut self, blocks: u32) -> Self {
-        for shape in self.shapes() {
-            if shape.fitting(u32::MAX).is_ok() {
-                *shape = shape.at_most(blocks);
-            }
-        }
-        self
-    }
 }
 
 fn warn_of(path: &str, reason: &str) {

@@ -190,8 +190,9 @@ impl GroupContext {
 
 const ADDRESS_BYTES: usize = size_of::<u64>();
 
-/// The objects of a group as its operations see them, memory of the ranks that their peers map: where tensors lie, and where kernels find the peers' memory. The table exists before any object, and a row of it
-/// changes only while no operation uses its object: so graphs can use objects made after their capture.
+/// The objects of a group, memory of the ranks that their peers map, as its operations see them: where tensors lie, and
+/// where kernels find the peers' memory. The table exists before any object, and a row of it changes only while no
+/// operation uses its object: so graphs can use objects made after their capture.
 pub(super) struct Objects {
     memory: Arc<CudaMemory>,
     pub(super) recognised: Arc<Recognised>,

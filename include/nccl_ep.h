@@ -814,8 +814,8 @@ ncclResult_t ncclEpMemRegister(ncclEpGroup_t ep_group,
                                void *nccl_window);
 
 // Ends an object of `ncclEpMemRegister`. Collective, and otherwise as `ncclEpMemFree`; the memory remains the
-// caller's, and no rank uses it any more. One whose device has other operations, or whose graphs have, may unmap it
-// later.
+// caller's, and no rank uses it any more. A rank may unmap it later: once its device has no other operations, and no
+// graph holds any.
 //
 // @param ep_group  the group
 // @param ptr       what `ncclEpMemRegister` got on this rank

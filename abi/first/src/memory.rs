@@ -94,8 +94,8 @@ fn no_window(window: *mut c_void) -> Result<()> {
 }
 
 /// Ends an object of `ncclEpMemRegister`. Collective, and otherwise as `ncclEpMemFree`; the memory remains the
-/// caller's, and no rank uses it any more. One whose device has other operations, or whose graphs have, may unmap it
-/// later.
+/// caller's, and no rank uses it any more. A rank may unmap it later: once its device has no other operations, and no
+/// graph holds any.
 ///
 /// @param ep_group  the group
 /// @param ptr       what `ncclEpMemRegister` got on this rank

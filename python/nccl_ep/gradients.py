@@ -3,12 +3,15 @@ dropped, or wrong."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch.autograd import forward_ad
 
+_Method = TypeVar("_Method", bound=Callable[..., Any])
 # Bound once: each operation asks.
 is_transformed = torch._C._are_functorch_transforms_active
 
@@ -20,6 +23,18 @@ def needs_gradient(tokens: torch.Tensor, weights: torch.Tensor | None,
         tokens.requires_grad or weights is not None and weights.requires_grad
         or scales is not None and scales.requires_grad) or is_transformed() or (
         forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled())
+
+
+def without_gradients(method: _Method) -> _Method:
+    """`torch.no_grad` for a method, which costs nothing where gradients are off already."""
+    @functools.wraps(method)
+    def call(*arguments: Any, **options: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return method(*arguments, **options)
+        with torch.no_grad():
+            return method(*arguments, **options)
+
+    return cast("_Method", call)
 
 
 def rows_in_graph(handle: Any, tokens: torch.Tensor, rows: int | None,

@@ -23,8 +23,12 @@ def pairs_of_ids(topk_idx: torch.Tensor, num_experts: int) -> torch.Tensor:
 
 def write_ids(topk_idx: torch.Tensor, ids: torch.Tensor) -> None:
     """Writes `ids` [T, K] to those of a handle for as many tokens or more, of which the others get none."""
-    topk_idx[:len(ids)].copy_(ids)
-    topk_idx[len(ids):].fill_(-1)
+    tokens = ids.shape[0]
+    if tokens == topk_idx.shape[0]:
+        topk_idx.copy_(ids)
+    else:
+        topk_idx[:tokens].copy_(ids)
+        topk_idx[tokens:].fill_(-1)
 
 
 def padded(rows: torch.Tensor, most: int) -> torch.Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -32,16 +32,13 @@ def _form(shape: tuple[int, ...], dtype: torch.dtype, tag: int) -> ncclNDTensor_
 
 
 def describe(tensor: torch.Tensor, tag: int) -> ncclNDTensor_t:
-    """The descriptor of a contiguous tensor; it keeps the tensor alive."""
-    if not tensor.is_contiguous():
-        raise ValueError(f"{Tag(tag).name}: the tensor must be contiguous")
-    return _dense(tensor, tag)
-
-
-def describe_strided(tensor: torch.Tensor, tag: int) -> ncclNDTensor_t:
-    """The same for scales, which may lie by columns, or with a pitch."""
+    """The descriptor of a contiguous tensor, or of scales, which may lie by columns, or with a pitch; it keeps the
+    tensor alive."""
     descriptor = _dense(tensor, tag)
+    descriptor.data, descriptor.tensor = tensor.data_ptr(), tensor
     if not tensor.is_contiguous():
+        if tag != Tag.SCALES:
+            raise ValueError(f"{Tag(tag).name}: the tensor must be contiguous")
         if max(tensor.stride()) > LARGEST:
             raise ValueError(f"{Tag(tag).name}: strides must be at most {LARGEST}")
         strides = (ctypes.c_uint * tensor.dim())(*tensor.stride())
@@ -51,25 +48,67 @@ def describe_strided(tensor: torch.Tensor, tag: int) -> ncclNDTensor_t:
 
 
 def _dense(tensor: torch.Tensor, tag: int) -> ncclNDTensor_t:
-    """The descriptor without strides."""
+    """The descriptor without an address and strides."""
     form = _form(tensor.shape, tensor.dtype, tag)
     descriptor = ncclNDTensor_t.from_buffer_copy(form)
-    descriptor.data = tensor.data_ptr()
     # The form owns the sizes.
-    descriptor.tensor, descriptor.form = tensor, form
+    descriptor.form = form
     return descriptor
+
+
+class _Frame(NamedTuple):
+    """Descriptors, and the array of pointers to them."""
+
+    descriptors: list[ncclNDTensor_t]
+    array: Any
+
+
+# For contiguous tensors of these tags, shapes and types. Filling one again takes a third of the time of a new one.
+_Frames = dict[tuple[Any, ...], list[_Frame]]
+_unused: _Frames = {}
+_MOST_FORMS = 256
 
 
 class TensorList:
     """A list of tagged tensors as C takes it. None entries are omitted."""
 
     def __init__(self, *tagged: tuple[int, torch.Tensor | None]) -> None:
-        self.tensors = [tensor for _, tensor in tagged if tensor is not None]
-        self.descriptors = [
-            describe_strided(tensor, tag) if tag == Tag.SCALES else describe(tensor, tag)
-            for tag, tensor in tagged if tensor is not None]
-        self.count = len(self.tensors)
-        self.array: Any = (_Pointer * self.count)(*map(ctypes.pointer, self.descriptors))
+        present = [(tag, tensor) for tag, tensor in tagged if tensor is not None]
+        self.tensors = [tensor for _, tensor in present]
+        self.count = len(present)
+        self._key: tuple[Any, ...] = ()
+        for tensor in self.tensors:
+            if not tensor.is_contiguous():
+                self._frame = _framed([describe(tensor, tag) for tag, tensor in present])
+                return
+        self._key = tuple([(tag, tensor.shape, tensor.dtype) for tag, tensor in present])
+        try:
+            self._frame = _unused[self._key].pop()
+        except LookupError:
+            self._frame = _framed([_dense(tensor, tag) for tag, tensor in present])
+        for descriptor, tensor in zip(self._frame.descriptors, self.tensors):
+            descriptor.data = tensor.data_ptr()
+
+    @property
+    def descriptors(self) -> list[ncclNDTensor_t]:
+        """Of the tensors, in their order."""
+        return self._frame.descriptors
+
+    @property
+    def array(self) -> Any:
+        """Pointers to the descriptors."""
+        return self._frame.array
+
+    # Names of modules may be None at the end of the interpreter; defaults are not.
+    def __del__(self, _unused: _Frames = _unused) -> None:
+        if getattr(self, "_frame", None) is not None and self._key:
+            if len(_unused) >= _MOST_FORMS:
+                _unused.clear()
+            _unused.setdefault(self._key, []).append(self._frame)
+
+
+def _framed(descriptors: list[ncclNDTensor_t]) -> _Frame:
+    return _Frame(descriptors, (_Pointer * len(descriptors))(*map(ctypes.pointer, descriptors)))
 
 
 def checked(name: str, tensor: torch.Tensor, shape: Sequence[int | str], device: torch.device,
@@ -86,7 +125,7 @@ def checked(name: str, tensor: torch.Tensor, shape: Sequence[int | str], device:
     if dtype is not None and tensor.dtype != dtype:
         raise ValueError(f"{name}: has type {tensor.dtype}, expected {dtype}")
     # The library sees the memory only; torch may keep a pending negation beside it.
-    return tensor.resolve_neg().contiguous()
+    return tensor if tensor.is_contiguous() and not tensor.is_neg() else tensor.resolve_neg().contiguous()
 
 
 def _require_shape(name: str, tensor: torch.Tensor, shape: Sequence[int | str]) -> None:
@@ -132,4 +171,4 @@ def checked_integers(name: str, tensor: torch.Tensor, shape: Sequence[int | str]
     if tensor.dtype not in _INTEGERS:
         raise ValueError(f"{name}: has type {tensor.dtype}, expected integers")
     # Torch knows little more of unsigned types than how to convert them, so that comes first.
-    return checked(name, tensor.to(torch.int64), shape, device)
+    return checked(name, tensor if tensor.dtype == torch.int64 else tensor.to(torch.int64), shape, device)

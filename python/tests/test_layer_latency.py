@@ -101,24 +101,24 @@ def test_batches_in_flight(layer, world, device):
 def test_ids_wait_for_the_last_use_of_their_handle(layer, world, device, monkeypatch):
     """An earlier operation may be queued on another stream when the fifth dispatch writes to the first handle."""
     problem = Problem(*world, device=device)
-    ep = layer(problem, latency_tokens=9 + 2 * world[1])
     calls = []
 
     class Noted:
-        def __init__(self):
+        def note(self):
             self.number = len(calls)
             calls.append("used")
 
         def current_stream_wait(self):
-            calls.append(self.number)
+            calls.append(getattr(self, "number", "unused"))
 
     write = latency.write_ids
     monkeypatch.setattr(latency, "Use", Noted)
     monkeypatch.setattr(latency, "write_ids", lambda *ids: calls.append("written") or write(*ids))
+    ep = layer(problem, latency_tokens=9 + 2 * world[1])
     for _ in range(5):
         rows, weights, layout = ep.dispatch(problem.tokens, problem.topk_idx, problem.weights)
     ep.combine(rows, layout)
-    assert calls == ["written", "used"] * 4 + [1, "written", "used", "used"]
+    assert calls == ["unused", "written", "used"] * 4 + [2, "written", "used", "used"]
 
 
 def test_the_host_does_not_wait(layer, world, device):

@@ -12,6 +12,7 @@ from nccl_ep.deep_ep.events import EventHandle, EventOverlap
 from nccl_ep.deep_ep.low_latency import Hook, Timing
 from nccl_ep.deep_ep.pool import Slot
 from nccl_ep.deep_ep.shared import Sharing
+from nccl_ep.gradients import without_gradients
 from nccl_ep.tensors import checked_integers
 
 _Pair = tuple[torch.Tensor, torch.Tensor]
@@ -102,7 +103,7 @@ class Buffer(Sharing):
         """Not served."""
         raise NotImplementedError("get_local_buffer_tensor: there is no buffer that callers may see")
 
-    @torch.no_grad()
+    @without_gradients
     def get_dispatch_layout(self, topk_idx: torch.Tensor, num_experts: int,
                             previous_event: EventOverlap | None = None, async_finish: bool = False,
                             allocate_on_comm_stream: bool = False) -> tuple[Any, ...]:
@@ -110,11 +111,11 @@ class Buffer(Sharing):
         an event, for ids [T, K]. `dispatch` ignores all but the number of experts."""
         if integer("num_experts", num_experts, least=1) % self.group_size:
             raise ValueError(f"num_experts: {num_experts} is no multiple of {self.group_size} ranks")
-        with self._comm.on(previous_event, [topk_idx]):
+        with self._comm.on(previous_event, [topk_idx], async_finish):
             result = high_throughput.layout(topk_idx, num_experts, self.group_size)
         return *result, self._comm.finish(async_finish, result)
 
-    @torch.no_grad()
+    @without_gradients
     def dispatch(self, x: torch.Tensor | _Pair | list[torch.Tensor], handle: Any = None,
                  num_tokens_per_rank: torch.Tensor | None = None,
                  num_tokens_per_rdma_rank: torch.Tensor | None = None,
@@ -135,7 +136,7 @@ class Buffer(Sharing):
             for name, value in (("topk_idx", topk_idx), ("topk_weights", topk_weights)):
                 if value is not None:
                     raise ValueError(f"{name}: must be None with a handle")
-            with self._comm.on(previous_event, [tokens, scales]):
+            with self._comm.on(previous_event, [tokens, scales], async_finish):
                 received = high_throughput.cached_dispatch(_routing(handle), tokens, scales=scales)
             received_x = received.tokens if scales is None else (received.tokens, received.scales)
             event = self._comm.finish(async_finish, [received.tokens, received.scales])
@@ -148,7 +149,7 @@ class Buffer(Sharing):
         inputs = high_throughput.Given(tokens, scales, topk_idx, topk_weights)
         group, host = self.shared.high_throughput(
             num_tokens_per_expert.shape[0], high_throughput.row_bytes(tokens, self.shared.device), Buffer.num_sms)
-        with self._comm.on(previous_event, inputs):
+        with self._comm.on(previous_event, inputs, async_finish):
             first = high_throughput.first_dispatch(group, None if worst else host, inputs, worst)
         received = first.received
         event = self._comm.finish(async_finish, received)
@@ -156,7 +157,7 @@ class Buffer(Sharing):
                 received.topk_weights, high_throughput.aligned(first.per_expert, expert_alignment), first.routing,
                 event)
 
-    @torch.no_grad()
+    @without_gradients
     def combine(self, x: torch.Tensor, handle: Any, topk_weights: torch.Tensor | None = None,
                 bias: Any = None, config: Config | None = None,
                 previous_event: EventOverlap | None = None, async_finish: bool = False,
@@ -164,11 +165,11 @@ class Buffer(Sharing):
         """x [n, H] to sums over ranks [T, H], plus `bias`; weights [n, K], if given, to [T, K]; and
         an event."""
         given = bias if isinstance(bias, (tuple, list)) else (bias,)
-        with self._comm.on(previous_event, [x, topk_weights, *given]):
+        with self._comm.on(previous_event, [x, topk_weights, *given], async_finish):
             sums, weights = high_throughput.combine(_routing(handle), x, topk_weights, bias)
         return sums, weights, self._comm.finish(async_finish, [sums, weights])
 
-    @torch.no_grad()
+    @without_gradients
     def low_latency_dispatch(self, x: torch.Tensor, topk_idx: torch.Tensor,
                              num_max_dispatch_tokens_per_rank: int, num_experts: int,
                              cumulative_local_expert_recv_stats: torch.Tensor | None = None,
@@ -190,7 +191,7 @@ class Buffer(Sharing):
         return low_latency.dispatch(pool, x, topk_idx, cast, cumulative_local_expert_recv_stats,
                                     dispatch_wait_recv_cost_stats, timing)
 
-    @torch.no_grad()
+    @without_gradients
     def low_latency_combine(self, x: torch.Tensor, topk_idx: torch.Tensor,
                             topk_weights: torch.Tensor, handle: Any, use_logfmt: bool = False,
                             zero_copy: bool = False, async_finish: bool = False,

@@ -13,6 +13,7 @@ from nccl_ep.deep_ep import high_throughput
 from nccl_ep.deep_ep.events import EventHandle, EventOverlap
 from nccl_ep.deep_ep.high_throughput import Routing
 from nccl_ep.deep_ep.shared import Sharing
+from nccl_ep.gradients import without_gradients
 from nccl_ep.group import EpGroup
 from nccl_ep.handle import EpHandle
 from nccl_ep.runtime import HostCopy
@@ -118,7 +119,7 @@ class ElasticBuffer(Sharing):
             raise NotImplementedError(f"{name}: this library has dispatch and combine alone")
         raise AttributeError(name)
 
-    @torch.no_grad()
+    @without_gradients
     def dispatch(self, x: torch.Tensor | _Pair, topk_idx: torch.Tensor | None = None,
                  topk_weights: torch.Tensor | None = None,
                  cumulative_local_expert_recv_stats: torch.Tensor | None = None, num_experts: int | None = None,
@@ -147,7 +148,7 @@ class ElasticBuffer(Sharing):
             alignment = integer("expert_alignment", expert_alignment or 1, 1)
             plan = _Plan(do_expand, do_cpu_sync in (None, True), alignment, most, num_sms or _SMS)
             group, host = self._group(tokens, topk_idx, num_experts, plan)
-        with self._comm.on(previous_event, [tokens, scales, topk_idx, topk_weights]):
+        with self._comm.on(previous_event, [tokens, scales, topk_idx, topk_weights], async_with_compute_stream):
             _wait(previous_event_before_epilogue)
             if plan is not None:
                 assert topk_idx is not None
@@ -182,7 +183,7 @@ class ElasticBuffer(Sharing):
         group, host = self.shared.high_throughput(num_experts, row_bytes, 0, bound)
         return group, host if plan.waits else None
 
-    @torch.no_grad()
+    @without_gradients
     def combine(self, x: torch.Tensor, handle: EPHandle, topk_weights: torch.Tensor | None = None, bias: Any = None,
                 num_sms: int = 0, num_qps: int = 0, previous_event: EventHandle | None = None,
                 previous_event_before_epilogue: EventHandle | None = None, async_with_compute_stream: bool = False,
@@ -191,7 +192,7 @@ class ElasticBuffer(Sharing):
         if not isinstance(handle, EPHandle):
             raise TypeError(f"handle: must be what dispatch returned, not {type(handle).__name__}")
         given = bias if isinstance(bias, (tuple, list)) else (bias,)
-        with self._comm.on(previous_event, [x, topk_weights, *given]):
+        with self._comm.on(previous_event, [x, topk_weights, *given], async_with_compute_stream):
             _wait(previous_event_before_epilogue)
             sums, weights = high_throughput.combine(handle.routing, x, topk_weights, bias, _few(num_sms))
         return sums, weights, self._comm.finish(async_with_compute_stream, [sums, weights])

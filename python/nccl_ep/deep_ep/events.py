@@ -12,21 +12,21 @@ from typing import Any
 
 import torch
 
-from nccl_ep.runtime import new_event, uses_stand_ins
+from nccl_ep.runtime import current_stream, new_event, on_stream, uses_stand_ins
 
 
 class EventHandle:
-    """An event at this point of the current stream."""
+    """An event at this point of the current stream, or of another one."""
 
-    def __init__(self) -> None:
+    def __init__(self, stream: Any = None) -> None:
         self._event = None if uses_stand_ins() else new_event()
         if self._event is not None:
-            self._event.record(torch.cuda.current_stream())
+            self._event.record(current_stream() if stream is None else stream)
 
     def current_stream_wait(self) -> None:
         """Makes the current stream wait for the event."""
         if self._event is not None:
-            torch.cuda.current_stream().wait_event(self._event)
+            current_stream().wait_event(self._event)
 
 
 class EventOverlap:
@@ -53,37 +53,36 @@ class EventOverlap:
 
 
 class CommStream:
-    """The stream of a `Buffer`'s operations, other than the current one."""
+    """Where a `Buffer`'s operations run: asynchronous ones on a stream of its own, others on the current one, which
+    would wait for them anyway. The library keeps the order of all."""
 
     def __init__(self, device: torch.device) -> None:
         self.stream: Any = None if device.type == "cpu" else torch.cuda.Stream(device)
 
     @contextlib.contextmanager
-    def on(self, previous: Any, inputs: Iterable[Any]) -> Iterator[None]:
-        """Runs what is inside on the stream, behind `previous`, an event, or the current stream."""
+    def on(self, previous: Any, inputs: Iterable[Any], asynchronous: bool) -> Iterator[None]:
+        """Runs what is inside behind `previous`, an event, or the current stream."""
         event = getattr(previous, "event", previous)
-        if self.stream is None:
+        if self.stream is None or not asynchronous:
+            if event is not None:
+                event.current_stream_wait()
             yield
             return
         if event is None:
-            self.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.stream):
+            self.stream.wait_stream(current_stream())
+        with on_stream(self.stream):
             if event is not None:
                 event.current_stream_wait()
             _keep(inputs, self.stream)
             yield
 
     def finish(self, asynchronous: bool, outputs: Iterable[Any]) -> EventOverlap:
-        """What an operation returns: its event, or none if the current stream waits for it."""
-        if self.stream is None:
-            return EventOverlap(EventHandle() if asynchronous else None)
-        current = torch.cuda.current_stream()
-        _keep(outputs, current)
+        """What an operation returns: its event, or none if it is on the current stream."""
         if not asynchronous:
-            current.wait_stream(self.stream)
             return EventOverlap()
-        with torch.cuda.stream(self.stream):
-            return EventOverlap(EventHandle())
+        if self.stream is not None:
+            _keep(outputs, current_stream())
+        return EventOverlap(EventHandle(self.stream))
 
 
 def _keep(tensors: Iterable[Any], stream: Any) -> None:

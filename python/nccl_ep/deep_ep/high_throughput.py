@@ -14,7 +14,7 @@ from nccl_ep.results import DispatchResult
 from nccl_ep.routing import known_ids
 from nccl_ep.runtime import HostCopy
 from nccl_ep.scales import checked_scales
-from nccl_ep.tensors import Tag, checked, checked_integers, describe, describe_strided
+from nccl_ep.tensors import Tag, checked, checked_integers, describe
 
 _NODE = 8  # ranks of a node, as DeepEP counts them
 
@@ -37,18 +37,16 @@ def layout(topk_idx: torch.Tensor, num_experts: int, num_ranks: int) -> tuple[An
     """num_tokens_per_rank int32 [R], per_rdma_rank (None up to 8 ranks), per_expert int32 [E],
     is_token_in_rank bool [T, R] of ids [T, K]; local, and nobody waits."""
     ids = known_ids(topk_idx, num_experts)
-    flat = ids.flatten()
-    per_expert = torch.zeros(num_experts + 1, dtype=torch.int32, device=ids.device)
-    per_expert.scatter_add_(0, flat, torch.ones_like(flat, dtype=torch.int32))
-    local = num_experts // num_ranks
-    goes = torch.zeros((ids.shape[0], num_ranks + 1), dtype=torch.bool, device=ids.device)
-    goes.scatter_(1, (ids // local).clamp(max=num_ranks), True)
-    goes = goes[:, :num_ranks].contiguous()
+    # Few operations: each costs the host more time than the GPU.
+    named = torch.zeros((ids.shape[0], num_experts + 1), dtype=torch.int32, device=ids.device)
+    named.scatter_add_(1, ids, torch.ones((), dtype=torch.int32, device=ids.device).expand(ids.shape))
+    named = named[:, :num_experts]
+    goes = named.unflatten(1, (num_ranks, -1)).any(dim=2)
     nodes = None
     if num_ranks > _NODE:
         whole = torch.nn.functional.pad(goes, (0, -num_ranks % _NODE))
         nodes = whole.unflatten(1, (-1, _NODE)).any(dim=2).sum(dim=0, dtype=torch.int32)
-    return goes.sum(dim=0, dtype=torch.int32), nodes, per_expert[:num_experts], goes
+    return goes.sum(dim=0, dtype=torch.int32), nodes, named.sum(dim=0, dtype=torch.int32), goes
 
 
 class Given(NamedTuple):
@@ -93,7 +91,7 @@ def routed(group: EpGroup[Any], host: HostCopy | None, given: Given,
     if weights is not None:
         checked("topk_weights", weights, topk_idx.shape, group.device, torch.float32)
     if scales is not None:
-        describe_strided(checked_scales(scales, x.shape[0], group.device), Tag.SCALES)
+        describe(checked_scales(scales, x.shape[0], group.device), Tag.SCALES)
     counts = torch.empty(group.num_local_experts, dtype=torch.int32, device=group.device)
     handle = group.open_handle(expert_alignment=alignment)
     handle.update(topk_idx, counts=counts)
@@ -131,7 +129,7 @@ def combine(routing: Routing, x: torch.Tensor, topk_weights: torch.Tensor | None
 def aligned(counts: list[int], alignment: int) -> list[int]:
     """Each number rounded up; the rows themselves have no padding."""
     step = integer("expert_alignment", alignment, least=1)
-    return [-(-count // step) * step for count in counts]
+    return counts if step == 1 else [-(-count // step) * step for count in counts]
 
 
 def row_bytes(x: torch.Tensor, device: torch.device) -> int:

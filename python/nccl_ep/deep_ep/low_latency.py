@@ -13,7 +13,7 @@ from nccl_ep.deep_ep.events import CommStream, EventOverlap
 from nccl_ep.deep_ep.pool import Pool, Slot
 from nccl_ep.operators.traced import is_traced
 from nccl_ep.row_layout import low_latency_shape
-from nccl_ep.runtime import uses_stand_ins
+from nccl_ep.runtime import current_stream, on_stream, uses_stand_ins
 from nccl_ep.scales import CastName
 from nccl_ep.tensors import checked, checked_integers, checked_output
 
@@ -42,7 +42,7 @@ class Timing:
         """Calls `start`, which stages the operation if `staged` and returns its results, and `after`;
         this then, or in the hook that is returned, after `receive`. The event keeps `inputs`."""
         if self.is_async:
-            with self._comm.on(None, inputs):
+            with self._comm.on(None, inputs, True):
                 results = start()
                 after()
             return self._comm.finish(True, results), None
@@ -142,7 +142,7 @@ def combine(slot: Slot, x: torch.Tensor, topk_weights: torch.Tensor, out: torch.
 
 def _hook(receive: Hook, after: Hook) -> Hook:
     """Receives, once, on the stream that is current now."""
-    stream = None if uses_stand_ins() else torch.cuda.current_stream()
+    stream = None if uses_stand_ins() else current_stream()
     pending = [True]
 
     def hook() -> None:
@@ -154,7 +154,7 @@ def _hook(receive: Hook, after: Hook) -> Hook:
                 receive()
                 after()
                 return
-            with torch.cuda.stream(stream):
+            with on_stream(stream):
                 receive()
                 after()
 

@@ -24,7 +24,7 @@ class Place:
 
     def __init__(self, handle: EpHandle[Any]) -> None:
         self.handle, self.takes = handle, 0
-        self.used: Use | None = None
+        self.used = Use()
 
 
 class Pool:
@@ -97,12 +97,11 @@ class Slot:
         if not self._is_held:
             self._pool.free(self.handle).remove(self._place)
             self._is_held = True
-        if self._place.used is not None:
-            self._place.used.current_stream_wait()
+        self._place.used.current_stream_wait()
 
     def note_use(self) -> None:
         """An operation is enqueued on the current stream, which the next ones wait for."""
-        self._place.used = Use()
+        self._place.used.note()
 
     def release(self) -> None:
         """Its combine is enqueued, or nothing: others may take it."""

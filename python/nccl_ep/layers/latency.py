@@ -47,7 +47,7 @@ class Latency:
                 torch.full(shape, -1, dtype=torch.int64, device=group.device))
                 for _ in range(_SLOTS)]
         self._uses = 0
-        self._ends: dict[EpHandle[Any], Use] = {}  # of the last use of each
+        self._ends = {handle: Use() for handle in self._handles}
 
     @property
     def rows_per_expert(self) -> int:
@@ -59,13 +59,12 @@ class Latency:
         """tokens [T, H] of at most M to rows [L, R*M, H]; weights float32 [T, K] are of combine."""
         handle = self._handles[self._uses % _SLOTS]
         self._uses += 1
-        if handle in self._ends:
-            self._ends[handle].current_stream_wait()
+        self._ends[handle].current_stream_wait()
         write_ids(handle.topk_idx, ids)
         scales = None if scaling.scales is None else self._padded(scaling.scales)
         received = handle.dispatch(self._padded(input), scales=scales, cast=scaling.cast,
                                    scales_order=scaling.order)
-        self._ends[handle] = Use()
+        self._ends[handle].note()
         return received, Exchange(handle, self._uses, input.shape[0], weights)
 
     def combine(self, rows: torch.Tensor, exchange: Exchange) -> torch.Tensor:
@@ -76,7 +75,7 @@ class Latency:
         shape = (self._config.num_experts_per_rank, self.rows_per_expert, rows.shape[1])
         sums = exchange.handle.combine(rows.to(self._config.token_dtype).view(shape),
                                        self._padded(exchange.weights))
-        self._ends[exchange.handle] = Use()
+        self._ends[exchange.handle].note()
         return sums[:exchange.tokens]
 
     def close(self) -> None:

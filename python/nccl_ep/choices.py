@@ -109,7 +109,7 @@ def number_of(operation: OperationName) -> int:
 def in_c(select: Selector | None) -> Any:
     """A selector as C calls it. What it raises is printed, and counts as no choice."""
     if select is None:
-        return ncclEpSelect_t()
+        return None
 
     def call(_: Any, query: Any, choice: Any) -> int:
         told: ncclEpQuery_t = query.contents

@@ -27,8 +27,8 @@ from nccl_ep.types import (CUDA_ERROR_MEMORY_ALLOCATION, CUDA_SUCCESS, NCCL_EP_A
                            ncclDataType_t, ncclDataTypeEnum, ncclEpAlgorithm_t, ncclEpAllocFn_t,
                            ncclEpDispatchConfig_t, ncclEpFreeFn_t, ncclEpGroup_t,
                            ncclEpGroupConfig_t, ncclEpHandle_t, ncclEpHandleConfig_t,
-                           ncclEpMemInfo_t, ncclEpTensorFlags_t, ncclEpTensorTag_t, ncclNDTensor_t,
-                           ncclRedOp_t, ncclRedOpTypeEnum, ncclResult_t, ncclUniqueId)
+                           ncclEpMemInfo_t, ncclEpSelect_t, ncclEpTensorFlags_t, ncclEpTensorTag_t,
+                           ncclNDTensor_t, ncclRedOp_t, ncclRedOpTypeEnum, ncclResult_t, ncclUniqueId)
 
 HAVE_TORCH = importlib.util.find_spec("torch") is not None
 
@@ -226,8 +226,8 @@ class NCCLLibrary:
         self._call("ncclEpSetChoice", group, operation, _pointer(choice))
 
     def ncclEpSetSelector(self, group: Any, select: Any, user: Any = None) -> None:
-        """Lets an `ncclEpSelect_t` choose, which the caller keeps until it is replaced."""
-        self._call("ncclEpSetSelector", group, select, user)
+        """Lets an `ncclEpSelect_t` choose, which the caller keeps until it is replaced; None ends that."""
+        self._call("ncclEpSetSelector", group, ncclEpSelect_t() if select is None else select, user)
 
     def ncclEpGroupCountRows(self, group: Any, rows_of_expert: Any) -> None:
         """Dispatches add the rows of each local expert to int64 [L] there from now on; None ends that."""

@@ -39,7 +39,8 @@ class Views:
         address, size = outputs.descriptors[0].data, like.numel() * like.element_size()
         memory = self._bytes.get((address, size))
         if memory is None:
-            memory = self._bytes[address, size] = bytes_at(address, size, device)[1]
+            with torch.inference_mode(False):  # it outlives that mode, in which its views would still be
+                memory = self._bytes[address, size] = bytes_at(address, size, device)[1]
         return result._replace(tokens=memory.view(like.dtype).view(like.shape))
 
 

@@ -157,4 +157,6 @@ def test_a_selector_knows_memory_that_peers_map(opened):
         handle.combine(mapped, problem.weights)
         handle.combine(plain, problem.weights)
         del mapped
+        ep.library.ncclEpSetSelector(ep.handle, None)  # as C has it; `set_selector` would forget it, too
+        handle.dispatch(problem.tokens)
     assert symmetric == [False, True, True, False]

@@ -274,6 +274,9 @@ def test_pools_within_pools(group, world, device, monkeypatch):
     with first.memory_pool():
         assert cuts_from() == [True, False]
     assert cuts_from() == [False, False]
+    monkeypatch.delattr(torch.cuda, "MemPool")
+    with pytest.raises(RuntimeError, match=r"memory_pool: PyTorch .* has no torch.cuda.MemPool"), first.memory_pool():
+        pass
 
 
 def test_a_group_ends_before_its_tensors(world):

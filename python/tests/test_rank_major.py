@@ -107,7 +107,10 @@ def test_views(opened, world, device, staged):
             for handle, received in zip((first, second), views):
                 problem.close(handle.combine(weighed(problem, ep, received)), problem.dense().output)
         assert addresses[0][0] != addresses[0][1] and addresses == addresses[:1] * 3
+        with torch.inference_mode():
+            first.dispatch(problem.tokens, problem.weights, layout="rank", view=True, cast="fp8")
         scaled = first.dispatch(problem.tokens, problem.weights, layout="rank", view=True, cast="fp8")
+        assert not scaled.tokens.is_inference()
         assert scaled.tokens.dtype == torch.float8_e4m3fn
         for refused in ({"view": True}, {"view": True, "layout": "rank", "out": views[0].tokens}):
             with pytest.raises(ValueError, match="view: needs"):

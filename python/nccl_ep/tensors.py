@@ -63,8 +63,8 @@ class _Frame(NamedTuple):
     array: Any
 
 
-# For contiguous tensors of these tags, shapes and types. Filling one again takes a third of the time of a new one.
-_Frames = dict[tuple[Any, ...], list[_Frame]]
+# Of contiguous tensors with these tags, shapes and types. Filling one again takes a third of the time of a new one.
+_Frames = dict[Any, list[_Frame]]
 _unused: _Frames = {}
 _MOST_FORMS = 256
 
@@ -72,22 +72,32 @@ _MOST_FORMS = 256
 class TensorList:
     """A list of tagged tensors as C takes it. None entries are omitted."""
 
+    __slots__ = ("_form", "_frame", "tensors")
+
     def __init__(self, *tagged: tuple[int, torch.Tensor | None]) -> None:
-        present = [(tag, tensor) for tag, tensor in tagged if tensor is not None]
-        self.tensors = [tensor for _, tensor in present]
-        self.count = len(present)
-        self._key: tuple[Any, ...] = ()
-        for tensor in self.tensors:
-            if not tensor.is_contiguous():
-                self._frame = _framed([describe(tensor, tag) for tag, tensor in present])
-                return
-        self._key = tuple([(tag, tensor.shape, tensor.dtype) for tag, tensor in present])
-        try:
-            self._frame = _unused[self._key].pop()
-        except LookupError:
-            self._frame = _framed([_dense(tensor, tag) for tag, tensor in present])
-        for descriptor, tensor in zip(self._frame.descriptors, self.tensors):
-            descriptor.data = tensor.data_ptr()
+        self.tensors: list[torch.Tensor] = []
+        form: list[Any] = []
+        is_dense = True
+        for tag, tensor in tagged:
+            if tensor is not None:
+                self.tensors.append(tensor)
+                form += tag, tensor.shape, tensor.dtype
+                is_dense = is_dense and tensor.is_contiguous()
+        self._form = tuple(form) if is_dense else None
+        unused = _unused.get(self._form)
+        if unused:
+            self._frame = unused.pop()
+        else:
+            new = _dense if is_dense else describe
+            self._frame = _framed([new(tensor, tag) for tag, tensor in tagged if tensor is not None])
+        if is_dense:
+            for descriptor, tensor in zip(self._frame.descriptors, self.tensors):
+                descriptor.data = tensor.data_ptr()
+
+    @property
+    def count(self) -> int:
+        """How many there are for C."""
+        return len(self._frame.descriptors)
 
     @property
     def descriptors(self) -> list[ncclNDTensor_t]:
@@ -101,10 +111,16 @@ class TensorList:
 
     # Names of modules may be None at the end of the interpreter; defaults are not.
     def __del__(self, _unused: _Frames = _unused) -> None:
-        if getattr(self, "_frame", None) is not None and self._key:
-            if len(_unused) >= _MOST_FORMS:
-                _unused.clear()
-            _unused.setdefault(self._key, []).append(self._frame)
+        form = self._form
+        if form is None or not hasattr(self, "_frame"):
+            return
+        unused = _unused.get(form)
+        if unused is not None:
+            unused.append(self._frame)
+        elif len(_unused) < _MOST_FORMS:
+            _unused[form] = [self._frame]
+        else:
+            _unused.clear()
 
 
 def _framed(descriptors: list[ncclNDTensor_t]) -> _Frame:

@@ -70,7 +70,8 @@ def test_signatures():
         "clean_low_latency_buffer": "num_max_dispatch_tokens_per_rank hidden num_experts"}
     for name, words in expected.items():
         parameters = inspect.signature(getattr(deep_ep.Buffer, name)).parameters
-        assert [each for each in parameters if each != "self"] == words.split(), name
+        positional = [name for name, each in parameters.items() if each.kind is each.POSITIONAL_OR_KEYWORD]
+        assert positional == ["self", *words.split()], name
     defaults = inspect.signature(deep_ep.Buffer).parameters
     assert defaults["num_qps_per_rank"].default == 24
     assert inspect.signature(deep_ep.Buffer.low_latency_dispatch).parameters["use_fp8"].default is True

@@ -23,14 +23,14 @@ _SLOT = 320  # bytes beside a row of low latency, at most
 class Config:
     """Accepted wherever DeepEP takes one; this library chooses chunks by itself.
 
-    Nothing of it is used; `Buffer.set_num_sms` bounds the SMs of high throughput.
+    That of the first dispatch bounds the SMs of its group, which all others of such a size use, too.
     """
 
     def __init__(self, num_sms: int = 20, num_max_nvl_chunked_send_tokens: int = 6,
                  num_max_nvl_chunked_recv_tokens: int = 256,
                  num_max_rdma_chunked_send_tokens: int = 6,
                  num_max_rdma_chunked_recv_tokens: int = 256) -> None:
-        integer("num_sms", num_sms, least=1)
+        self.num_sms = max(integer("num_sms", num_sms, least=1), 2)
 
     def get_nvl_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
         """Bytes that a group of this library shares on its node; it needs no `num_nvl_bytes`."""
@@ -55,7 +55,7 @@ class Buffer(Sharing):
                  low_latency_mode: bool = False, num_qps_per_rank: int = 24,
                  allow_nvlink_for_low_latency_mode: bool = True, allow_mnnvl: bool = False,
                  explicitly_destroy: bool = False, enable_shrink: bool = False,
-                 comm: Any = None) -> None:
+                 comm: Any = None, *, use_fabric: bool = False) -> None:
         if enable_shrink:
             raise NotImplementedError("enable_shrink: a rank that is lost fails the whole group")
         if comm is not None:
@@ -147,8 +147,9 @@ class Buffer(Sharing):
         high_throughput.aligned([], expert_alignment)
         worst = integer("num_worst_tokens", num_worst_tokens)
         inputs = high_throughput.Given(tokens, scales, topk_idx, topk_weights)
+        sms = Buffer.num_sms if config is None else config.num_sms
         group, host = self.shared.high_throughput(
-            num_tokens_per_expert.shape[0], high_throughput.row_bytes(tokens, self.shared.device), Buffer.num_sms)
+            num_tokens_per_expert.shape[0], high_throughput.row_bytes(tokens, self.shared.device), sms)
         with self._comm.on(previous_event, inputs, async_finish):
             first = high_throughput.first_dispatch(group, None if worst else host, inputs, worst)
         received = first.received
@@ -196,15 +197,21 @@ class Buffer(Sharing):
                             topk_weights: torch.Tensor, handle: Any, use_logfmt: bool = False,
                             zero_copy: bool = False, async_finish: bool = False,
                             return_recv_hook: bool = False, out: torch.Tensor | None = None,
-                            combine_wait_recv_cost_stats: torch.Tensor | None = None,
-                            ) -> tuple[torch.Tensor, EventOverlap, Hook | None]:
+                            combine_wait_recv_cost_stats: torch.Tensor | None = None, *,
+                            overlap: bool = False, packed_recv_count: torch.Tensor | None = None,
+                            comp_signal: torch.Tensor | None = None, block_m: int = 64, threshold: int = 0,
+                            num_sms: int = 3, src_signals: torch.Tensor | None = None,
+                            src_signal_expect_value: int = 0) -> tuple[torch.Tensor, EventOverlap, Hook | None]:
         """x bfloat16 [L, R*M, H] to weighted sums [T, H], an event and a hook, as in dispatch.
 
         The ids are those of the dispatch; rows travel as they are also with `use_logfmt`. The nanoseconds of
         `EpGroup.time_combine_waits` are added to `combine_wait_recv_cost_stats`, int64 [R].
+
+        With `overlap`, of DeepEP's branches, x may still be computed: signals are not looked at, and nothing is sent
+        before the hook, behind the stream that is current there.
         """
         slot = _slot(handle)
-        timing = Timing(self._comm, async_finish, return_recv_hook)
+        timing = Timing(self._comm, async_finish, return_recv_hook, overlap)
         if zero_copy:
             if slot.buffer is None:
                 raise ValueError("zero_copy: get_next_low_latency_combine_buffer(handle) comes first")

@@ -32,22 +32,29 @@ def cast_name(use_fp8: bool, round_scale: bool, use_ue8m0: bool) -> CastName | N
 class Timing:
     """When an operation runs, and who waits for it."""
 
-    def __init__(self, comm: CommStream, async_finish: bool, return_recv_hook: bool) -> None:
+    def __init__(self, comm: CommStream, async_finish: bool, return_recv_hook: bool, overlap: bool = False) -> None:
         if async_finish and return_recv_hook:
             raise ValueError("async_finish: cannot go with return_recv_hook")
-        self._comm, self.is_async, self.staged = comm, async_finish, return_recv_hook
+        if overlap and not return_recv_hook:
+            raise NotImplementedError("overlap: needs return_recv_hook, as nothing is sent before the hook")
+        self._comm, self.is_async, self.is_late = comm, async_finish, overlap
+        self.staged = return_recv_hook and not overlap
 
     def run(self, start: Callable[[], list[Any]], receive: Hook, after: Hook,
             inputs: list[torch.Tensor]) -> tuple[EventOverlap, Hook | None]:
         """Calls `start`, which stages the operation if `staged` and returns its results, and `after`;
-        this then, or in the hook that is returned, after `receive`. The event keeps `inputs`."""
+        this then, or in the hook that is returned, after `receive`. The event keeps `inputs`.
+
+        If `is_late`, the hook calls both."""
         if self.is_async:
             with self._comm.on(None, inputs, True):
                 results = start()
                 after()
             return self._comm.finish(True, results), None
-        start()
         event = EventOverlap(extra_tensors=tuple(inputs))
+        if self.is_late:
+            return event, _hook(start, after, is_late=True)
+        start()
         if not self.staged:
             after()
             return event, None
@@ -140,8 +147,8 @@ def combine(slot: Slot, x: torch.Tensor, topk_weights: torch.Tensor, out: torch.
     return result, event, hook
 
 
-def _hook(receive: Hook, after: Hook) -> Hook:
-    """Receives, once, on the stream that is current now."""
+def _hook(receive: Callable[[], Any], after: Hook, is_late: bool = False) -> Hook:
+    """Receives, once, on the stream that is current now; if `is_late`, behind that which is current then."""
     stream = None if uses_stand_ins() else current_stream()
     pending = [True]
 
@@ -154,6 +161,8 @@ def _hook(receive: Hook, after: Hook) -> Hook:
                 receive()
                 after()
                 return
+            if is_late:
+                stream.wait_stream(current_stream())
             with on_stream(stream):
                 receive()
                 after()

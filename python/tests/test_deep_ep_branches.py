@@ -1,0 +1,100 @@
+"""What the branches of DeepEP that engines install add to a `Buffer`, and the SMs of a configuration."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from nccl_ep import deep_ep
+from problems import Problem
+
+pytestmark = pytest.mark.high_throughput
+_MOST = 32
+
+
+@pytest.fixture(scope="module")
+def buffer(world):
+    """As SGLang makes it with CUDA 13, where GPUs have fabric handles."""
+    made = deep_ep.Buffer(dist.group.WORLD, low_latency_mode=True, allow_mnnvl=True, use_fabric=True,
+                          explicitly_destroy=True)
+    yield made
+    made.destroy()
+
+
+@pytest.fixture
+def problem(world, device):
+    return Problem(*world, hidden=128, dtype=torch.bfloat16, masked=True, device=device)
+
+
+def sent(buffer, problem):
+    """Rows, their numbers and a handle of low latency."""
+    rows, counts, handle, _, hook = buffer.low_latency_dispatch(
+        problem.tokens, problem.topk_idx, _MOST, problem.num_experts, use_fp8=False, return_recv_hook=True)
+    hook()
+    return rows, counts, handle
+
+
+@pytest.mark.parametrize("signals", ["src_signals", "comp_signal"])
+def test_rows_that_are_computed_after_the_call(buffer, problem, device, signals):
+    """Nothing of them is read before the hook; another dispatch may be in between."""
+    rows, counts, handle = sent(buffer, problem)
+    want, _, _ = buffer.low_latency_combine(rows, problem.topk_idx, problem.weights, handle)
+    rows, counts, handle = sent(buffer, problem)
+    late = torch.full_like(rows, float("nan"))
+    signal = torch.zeros(len(counts), dtype=torch.int32, device=device)
+    names = {"src_signals": {"src_signals": signal, "src_signal_expect_value": 1},
+             "comp_signal": {"comp_signal": signal, "packed_recv_count": counts, "block_m": 64, "threshold": 1,
+                             "num_sms": 3}}
+    sums, event, hook = buffer.low_latency_combine(
+        x=late, topk_idx=problem.topk_idx, topk_weights=problem.weights, handle=handle, async_finish=False,
+        return_recv_hook=True, overlap=True, **names[signals])
+    assert event.event is None
+    other, _, its_handle = sent(buffer, problem)
+    late.copy_(rows)
+    hook()
+    hook()
+    assert torch.equal(sums, want)
+    assert torch.equal(buffer.low_latency_combine(other, problem.topk_idx, problem.weights, its_handle)[0], want)
+
+
+def test_on_another_stream(buffer, problem, device):
+    """The hook comes behind the stream that calls it, and runs on that of the combine."""
+    if device.type == "cpu":
+        pytest.skip("the CPU has no streams")
+    rows, _, handle = sent(buffer, problem)
+    want, _, _ = buffer.low_latency_combine(rows, problem.topk_idx, problem.weights, handle)
+    rows, _, handle = sent(buffer, problem)
+    late, side = torch.full_like(rows, float("nan")), torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        sums, _, hook = buffer.low_latency_combine(late, problem.topk_idx, problem.weights, handle,
+                                                   return_recv_hook=True, overlap=True)
+    torch.cuda._sleep(10_000_000)
+    late.copy_(rows)
+    hook()
+    torch.cuda.current_stream().wait_stream(side)
+    assert torch.equal(sums, want)
+
+
+def test_without_overlap(buffer, problem):
+    """The keywords alone change nothing; rows that come late need a hook."""
+    rows, _, handle = sent(buffer, problem)
+    want, _, _ = buffer.low_latency_combine(rows, problem.topk_idx, problem.weights, handle)
+    rows, _, handle = sent(buffer, problem)
+    with pytest.raises(NotImplementedError, match="overlap: needs return_recv_hook"):
+        buffer.low_latency_combine(rows, problem.topk_idx, problem.weights, handle, overlap=True)
+    sums, _, hook = buffer.low_latency_combine(rows, problem.topk_idx, problem.weights, handle, return_recv_hook=True,
+                                               overlap=False, src_signals=None, src_signal_expect_value=0)
+    hook()
+    assert torch.equal(sums, want)
+
+
+def test_sms_of_a_configuration(buffer, problem):
+    """That of the first dispatch has effect, as nobody else may have said how many."""
+    for given, channels in ((deep_ep.Config(8), 4), (None, 4)):
+        ranks, nodes, experts, goes, _ = buffer.get_dispatch_layout(problem.topk_idx, problem.num_experts)
+        *_, handle, _ = buffer.dispatch(problem.tokens, topk_idx=problem.topk_idx, topk_weights=problem.weights,
+                                        num_tokens_per_rank=ranks, num_tokens_per_rdma_rank=nodes,
+                                        is_token_in_rank=goes, num_tokens_per_expert=experts, config=given)
+        assert handle.handle.group.num_channels == channels
+        assert buffer.combine(problem.tokens.new_empty((handle.rows, 128)), handle, config=given)[0].shape == \
+            problem.tokens.shape

@@ -177,13 +177,17 @@ class Buffer(Sharing):
                              dispatch_wait_recv_cost_stats: torch.Tensor | None = None,
                              use_fp8: bool = True, round_scale: bool = False,
                              use_ue8m0: bool = False, async_finish: bool = False,
-                             return_recv_hook: bool = False) -> tuple[Any, ...]:
+                             return_recv_hook: bool = False, *, use_nvfp4: bool = False,
+                             x_global_scale: torch.Tensor | None = None) -> tuple[Any, ...]:
         """x bfloat16 [T, H] to rows [L, R*M, H], with `use_fp8` e4m3 and scales by columns; counts
         int32 [L]; a handle, an event, and a hook that receives if it is asked for.
 
         All ranks ask alike. Two operations may be in flight. The nanoseconds of `EpGroup.time_waits` are added to
         `dispatch_wait_recv_cost_stats`, int64 [R].
         """
+        if use_nvfp4 or x_global_scale is not None:
+            raise NotImplementedError("use_nvfp4, x_global_scale: rows travel in bfloat16 or FP8; choose one of these, "
+                                      "and cast to 4 bits behind the dispatch")
         cast = low_latency.cast_name(use_fp8, round_scale, use_ue8m0)
         timing = Timing(self._comm, async_finish, return_recv_hook)
         x, topk_idx = low_latency.checked_tokens(x, topk_idx, num_max_dispatch_tokens_per_rank,

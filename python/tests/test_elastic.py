@@ -164,11 +164,32 @@ def test_what_callers_ask_for(buffer, world, problem):
     assert hint == buffer.num_bytes and hint % (2 << 20) == 0
 
 
+@pytest.mark.parametrize("expands", [False, True])
+def test_bounds_of_batches(buffer, problem, world, expands):
+    """An engine brings another bound with each size of a batch: there are as many rows, and few groups."""
+    for most in (20, _MOST, 33, *(1 << power for power in range(6, 14))):
+        rows, *_, handle, _ = dispatched(buffer, problem, do_cpu_sync=False, num_max_tokens_per_rank=most,
+                                         do_expand=expands)
+        assert len(rows) == handle.num_expanded_tokens if expands else len(rows) == handle.num_recv_tokens
+        assert len(rows) == world[1] * most * (min(problem.top_k, 3) if expands else 1)
+        expected = problem.tokens.float() * ranks_of(problem, world[1])[expands]
+        torch.testing.assert_close(buffer.combine(rows, handle)[0].float(), expected, rtol=2e-2, atol=2e-2)
+    assert len(buffer.shared._high) <= 4  # one of them without a bound
+
+
+def test_more_tokens_than_their_bound(buffer, problem, device):
+    """Refused, although the group has room for more."""
+    tokens = torch.zeros((41, 256), dtype=torch.bfloat16, device=device)
+    ids = torch.zeros((41, 1), dtype=torch.int64, device=device)
+    with pytest.raises(ValueError, match="num_max_tokens_per_rank: is 40, but x has 41 tokens"):
+        buffer.dispatch(tokens, ids, num_experts=problem.num_experts, num_max_tokens_per_rank=40, do_cpu_sync=False)
+
+
 def test_groups_are_bounded(buffer, problem):
-    """Each bound of tokens has memory of its own."""
+    """Each number of experts has memory of its own."""
     with pytest.raises(ValueError, match="num_max_tokens_per_rank, num_experts, hidden: 4 combinations of them are in"):
-        for most in range(_MOST, _MOST + 5):
-            dispatched(buffer, problem, do_cpu_sync=False, num_max_tokens_per_rank=most)
+        for times in range(1, 6):
+            buffer.dispatch(problem.tokens, problem.topk_idx, num_experts=times * problem.num_experts, do_cpu_sync=False)
     dispatched(buffer, problem, do_cpu_sync=False)
 
 

@@ -22,6 +22,10 @@ from nccl_ep.scales import ScalesOrder
 _Pair = tuple[torch.Tensor, torch.Tensor]
 _SMS = 24  # that high throughput takes if nobody says otherwise
 _TOKENS = 1 << 17  # of all ranks together, if expanded rows have no bound
+# Bounds of groups: engines bring another M with each size of a batch, and a handle in a CUDA graph keeps memory for all
+# tokens of its group's bound.
+_LEAST_BOUND = 512
+_BOUND_STEP = 16
 _STEP = 2 << 20  # DeepEP rounds sizes up to this
 
 
@@ -178,10 +182,21 @@ class ElasticBuffer(Sharing):
             raise ValueError("do_cpu_sync: must be False in a CUDA graph, where nobody can wait for the number of rows")
         if not plan.waits and not plan.most:
             raise ValueError("num_max_tokens_per_rank: needed without do_cpu_sync")
-        bound = plan.most or _TOKENS // self.num_ranks if plan.expands or not plan.waits else 0
+        bound = self._bound(plan.most) if plan.expands or not plan.waits else 0
         row_bytes = high_throughput.row_bytes(tokens, self.shared.device)
+        if bound and len(tokens) > (plan.most or bound):
+            raise ValueError(f"num_max_tokens_per_rank: is {plan.most or bound}, but x has {len(tokens)} tokens")
         group, host = self.shared.high_throughput(num_experts, row_bytes, 0, bound)
         return group, host if plan.waits else None
+
+    def _bound(self, most: int) -> int:
+        """M of a group for dispatches with this M, the same for many; no more than the constructor's where that does."""
+        if not most:
+            return _TOKENS // self.num_ranks
+        bound = _LEAST_BOUND
+        while bound < most:
+            bound *= _BOUND_STEP
+        return min(bound, self.num_max_tokens_per_rank) if most <= self.num_max_tokens_per_rank else bound
 
     @without_gradients
     def combine(self, x: torch.Tensor, handle: EPHandle, topk_weights: torch.Tensor | None = None, bias: Any = None,
@@ -239,16 +254,20 @@ class _Plan(NamedTuple):
         """Of a handle that has a routing with so many tokens of each expert, which `host` gets."""
         group, alignment = routed.group, self.alignment
         per_expert = [] if host is None else high_throughput.aligned(host.wait().tolist(), alignment)
-        padded = (counts.to(torch.int64) + alignment - 1) // alignment * alignment
-        ends = padded.cumsum(dim=0)
-        rows = routed.num_recv_tokens if host is None or not self.expands else sum(per_expert)
-        expanded = rows if self.expands else sum(per_expert)
-        if host is None and not self.expands:
+        # In decode each small kernel counts.
+        padded = counts if alignment == 1 else (counts + (alignment - 1)) // alignment * alignment
+        ends = padded.cumsum(dim=0, dtype=torch.int32)
+        if host is None:
+            rows = group.world_size * self.most  # of the group there may come more
             expanded = group.most_slots(rows, routed.top_k, alignment)
+            rows = expanded if self.expands else rows
+        else:
+            expanded = sum(per_expert)
+            rows = expanded if self.expands else routed.num_recv_tokens
         return EPHandle(
             do_expand=self.expands, num_experts=group.num_experts, expert_alignment=alignment,
             num_max_tokens_per_rank=self.most, num_sms=self.num_sms, topk_idx=routed.topk_idx.clone(),
             num_recv_tokens=None if self.expands else rows, num_expanded_tokens=expanded,
             num_recv_tokens_per_expert_list=per_expert, psum_num_recv_tokens_per_scaleup_rank=None,
-            psum_num_recv_tokens_per_expert=(ends - padded + counts if self.expands else ends).to(torch.int32),
+            psum_num_recv_tokens_per_expert=ends - padded + counts if self.expands and alignment > 1 else ends,
             num_unaligned_recv_tokens_per_expert=counts, routing=Routing(routed, rows))

@@ -177,6 +177,26 @@ def test_bounds_of_batches(buffer, problem, world, expands):
     assert len(buffer.shared._high) <= 4  # one of them without a bound
 
 
+def test_memory_in_a_graph(buffer, problem, world, device):
+    """Rows of a layer take the memory of those before, which torch would keep from another stream until the end."""
+    if device.type != "cuda":
+        pytest.skip("no graphs on the CPU")
+
+    def layer():
+        rows, *_, handle, _ = dispatched(buffer, problem, do_cpu_sync=False, num_max_tokens_per_rank=4096)
+        return rows.data_ptr(), buffer.combine(rows, handle)[0]
+
+    layer()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        (first, _), (second, sums) = layer(), layer()
+    assert first == second
+    graph.replay()
+    expected = problem.tokens.float() * ranks_of(problem, world[1])[0]
+    torch.testing.assert_close(sums.float(), expected, rtol=2e-2, atol=2e-2)
+
+
 def test_more_tokens_than_their_bound(buffer, problem, device):
     """Refused, although the group has room for more."""
     tokens = torch.zeros((41, 256), dtype=torch.bfloat16, device=device)

@@ -111,9 +111,9 @@ class Buffer(Sharing):
         an event, for ids [T, K]. `dispatch` ignores all but the number of experts."""
         if integer("num_experts", num_experts, least=1) % self.group_size:
             raise ValueError(f"num_experts: {num_experts} is no multiple of {self.group_size} ranks")
-        with self._comm.on(previous_event, [topk_idx], async_finish):
+        with self._comm.on(previous_event, [topk_idx], async_finish) as beside:
             result = high_throughput.layout(topk_idx, num_experts, self.group_size)
-        return *result, self._comm.finish(async_finish, result)
+        return *result, self._comm.finish(beside, async_finish, result)
 
     @without_gradients
     def dispatch(self, x: torch.Tensor | _Pair | list[torch.Tensor], handle: Any = None,
@@ -136,10 +136,10 @@ class Buffer(Sharing):
             for name, value in (("topk_idx", topk_idx), ("topk_weights", topk_weights)):
                 if value is not None:
                     raise ValueError(f"{name}: must be None with a handle")
-            with self._comm.on(previous_event, [tokens, scales], async_finish):
+            with self._comm.on(previous_event, [tokens, scales], async_finish) as beside:
                 received = high_throughput.cached_dispatch(_routing(handle), tokens, scales=scales)
             received_x = received.tokens if scales is None else (received.tokens, received.scales)
-            event = self._comm.finish(async_finish, [received.tokens, received.scales])
+            event = self._comm.finish(beside, async_finish, [received.tokens, received.scales])
             return received_x, None, None, None, None, event
         if topk_idx is None or topk_weights is None or num_tokens_per_expert is None:
             raise NotImplementedError("topk_idx, topk_weights, num_tokens_per_expert: a dispatch "
@@ -150,10 +150,10 @@ class Buffer(Sharing):
         sms = Buffer.num_sms if config is None else config.num_sms
         group, host = self.shared.high_throughput(
             num_tokens_per_expert.shape[0], high_throughput.row_bytes(tokens, self.shared.device), sms)
-        with self._comm.on(previous_event, inputs, async_finish):
+        with self._comm.on(previous_event, inputs, async_finish) as beside:
             first = high_throughput.first_dispatch(group, None if worst else host, inputs, worst)
         received = first.received
-        event = self._comm.finish(async_finish, received)
+        event = self._comm.finish(beside, async_finish, received)
         return (received.tokens if scales is None else (received.tokens, received.scales), received.topk_idx,
                 received.topk_weights, high_throughput.aligned(first.per_expert, expert_alignment), first.routing,
                 event)
@@ -166,9 +166,9 @@ class Buffer(Sharing):
         """x [n, H] to sums over ranks [T, H], plus `bias`; weights [n, K], if given, to [T, K]; and
         an event."""
         given = bias if isinstance(bias, (tuple, list)) else (bias,)
-        with self._comm.on(previous_event, [x, topk_weights, *given], async_finish):
+        with self._comm.on(previous_event, [x, topk_weights, *given], async_finish) as beside:
             sums, weights = high_throughput.combine(_routing(handle), x, topk_weights, bias)
-        return sums, weights, self._comm.finish(async_finish, [sums, weights])
+        return sums, weights, self._comm.finish(beside, async_finish, [sums, weights])
 
     @without_gradients
     def low_latency_dispatch(self, x: torch.Tensor, topk_idx: torch.Tensor,

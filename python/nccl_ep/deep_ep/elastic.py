@@ -152,7 +152,8 @@ class ElasticBuffer(Sharing):
             alignment = integer("expert_alignment", expert_alignment or 1, 1)
             plan = _Plan(do_expand, do_cpu_sync in (None, True), alignment, most, num_sms or _SMS)
             group, host = self._group(tokens, topk_idx, num_experts, plan)
-        with self._comm.on(previous_event, [tokens, scales, topk_idx, topk_weights], async_with_compute_stream):
+        with self._comm.on(previous_event, [tokens, scales, topk_idx, topk_weights],
+                           async_with_compute_stream) as beside:
             _wait(previous_event_before_epilogue)
             if plan is not None:
                 assert topk_idx is not None
@@ -169,7 +170,8 @@ class ElasticBuffer(Sharing):
                 cumulative_local_expert_recv_stats.add_(handle.num_unaligned_recv_tokens_per_expert)
         if topk_weights is None:
             result = result._replace(topk_weights=None)
-        event = self._comm.finish(async_with_compute_stream, [*result, *(vars(handle).values() if plan else ())])
+        event = self._comm.finish(beside, async_with_compute_stream,
+                                  [*result, *(vars(handle).values() if plan else ())])
         rows = result.tokens if scales is None else (result.tokens, result.scales)
         return rows, result.topk_idx, result.topk_weights, handle, event
 
@@ -207,10 +209,10 @@ class ElasticBuffer(Sharing):
         if not isinstance(handle, EPHandle):
             raise TypeError(f"handle: must be what dispatch returned, not {type(handle).__name__}")
         given = bias if isinstance(bias, (tuple, list)) else (bias,)
-        with self._comm.on(previous_event, [x, topk_weights, *given], async_with_compute_stream):
+        with self._comm.on(previous_event, [x, topk_weights, *given], async_with_compute_stream) as beside:
             _wait(previous_event_before_epilogue)
             sums, weights = high_throughput.combine(handle.routing, x, topk_weights, bias, _few(num_sms))
-        return sums, weights, self._comm.finish(async_with_compute_stream, [sums, weights])
+        return sums, weights, self._comm.finish(beside, async_with_compute_stream, [sums, weights])
 
 
 def _size(ranks: int, tokens: int, hidden: int) -> int:

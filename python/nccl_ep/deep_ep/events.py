@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from nccl_ep.runtime import current_stream, new_event, on_stream, uses_stand_ins
+from nccl_ep.runtime import Use, current_stream, new_event, on_stream, uses_stand_ins
 
 
 class EventHandle:
@@ -53,20 +53,23 @@ class EventOverlap:
 
 
 class CommStream:
-    """Where a `Buffer`'s operations run: asynchronous ones on a stream of its own, others on the current one, which
-    would wait for them anyway. The library keeps the order of all."""
+    """Where a `Buffer`'s operations run: on a stream of its own, beside the current one, or on that.
+
+    On the current stream if that would wait for the end and the beginning anyway. Tensors are of that stream then, so
+    their memory is used again in a capture, too: torch keeps what other streams have used until a capture ends.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.stream: Any = None if device.type == "cpu" else torch.cuda.Stream(device)
+        self._last = Use()  # groups of one Buffer do not wait for ranks at the same time
 
     @contextlib.contextmanager
-    def on(self, previous: Any, inputs: Iterable[Any], asynchronous: bool) -> Iterator[None]:
-        """Runs what is inside behind `previous`, an event, or the current stream."""
+    def on(self, previous: Any, inputs: Iterable[Any], asynchronous: bool) -> Iterator[bool]:
+        """Runs what is inside behind `previous`, an event, or the current stream; whether beside the current stream."""
         event = getattr(previous, "event", previous)
-        if self.stream is None or not asynchronous:
-            if event is not None:
-                event.current_stream_wait()
-            yield
+        beside = self.stream is not None and (asynchronous or event is not None)
+        if not beside:
+            yield from self._in_turn(beside)
             return
         if event is None:
             self.stream.wait_stream(current_stream())
@@ -74,15 +77,20 @@ class CommStream:
             if event is not None:
                 event.current_stream_wait()
             _keep(inputs, self.stream)
-            yield
+            yield from self._in_turn(beside)
 
-    def finish(self, asynchronous: bool, outputs: Iterable[Any]) -> EventOverlap:
-        """What an operation returns: its event, or none if it is on the current stream."""
-        if not asynchronous:
-            return EventOverlap()
-        if self.stream is not None:
+    def _in_turn(self, beside: bool) -> Iterator[bool]:
+        self._last.current_stream_wait()
+        yield beside
+        self._last.note()
+
+    def finish(self, beside: bool, asynchronous: bool, outputs: Iterable[Any]) -> EventOverlap:
+        """What an operation returns: its event, or none if the current stream waits for it."""
+        if beside:
             _keep(outputs, current_stream())
-        return EventOverlap(EventHandle(self.stream))
+            if not asynchronous:
+                current_stream().wait_stream(self.stream)
+        return EventOverlap(EventHandle(self.stream) if asynchronous else None)
 
 
 def _keep(tensors: Iterable[Any], stream: Any) -> None:

@@ -47,10 +47,10 @@ class Timing:
 
         If `is_late`, the hook calls both."""
         if self.is_async:
-            with self._comm.on(None, inputs, True):
+            with self._comm.on(None, inputs, True) as beside:
                 results = start()
                 after()
-            return self._comm.finish(True, results), None
+            return self._comm.finish(beside, True, results), None
         event = EventOverlap(extra_tensors=tuple(inputs))
         if self.is_late:
             return event, _hook(start, after, is_late=True)

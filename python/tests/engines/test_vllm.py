@@ -1,0 +1,377 @@
+"""vLLM's own files over `deep_ep`, unchanged: managers, the choice of a backend, prepare and finalize, the steps of its
+modular kernel, and two micro-batches in threads. What they import of the rest of vLLM is a stand-in.
+
+NCCL_EP_ENGINES names vLLM's sources (0.33.0 is known to work), or the folder that theirs is in.
+"""
+
+import contextlib
+import enum
+import functools
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import pathlib
+import re
+import sys
+import threading
+import types
+
+import pytest
+import torch
+import torch.distributed as dist
+
+pytestmark = pytest.mark.high_throughput
+_MOE = "vllm.model_executor.layers.fused_moe"
+_FILES = ("vllm.envs", "vllm.utils.import_utils", "vllm.utils.math_utils", "vllm.v1.worker.ubatching",
+          "vllm.distributed.device_communicators.base_device_communicator",
+          "vllm.distributed.device_communicators.all2all", f"{_MOE}.modular_kernel", f"{_MOE}.topk_weight_and_reduce",
+          f"{_MOE}.all2all_utils", *(f"{_MOE}.prepare_finalize.deepep_{each}" for each in ("ht", "ll", "v2")))
+_MOST, _TOP_K, _LOCAL, _BLOCK = 64, 3, 4, 128
+_FP8 = torch.float8_e4m3fn
+_MANAGERS = {"ht": "DeepEPHT", "ll": "DeepEPLL", "v2": "DeepEPV2"}
+named = types.SimpleNamespace
+
+
+class StandIn(types.ModuleType):
+    """A module that has a class of any name, unless it is told another thing."""
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if f"{self.__name__}.{name}" in (*_FILES, "vllm.forward_context", "vllm._custom_ops"):
+            return importlib.import_module(f"{self.__name__}.{name}")
+        setattr(self, name, type(name, (), {}))
+        return getattr(self, name)
+
+
+class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds the engine's files, and a stand-in for each other module of it."""
+
+    def __init__(self, folder, told):
+        self.folder, self.told = folder, told
+
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] != "vllm":
+            return None
+        if name in _FILES:
+            return importlib.util.spec_from_file_location(name, self.folder / f"{name.replace('.', '/')}.py")
+        return importlib.machinery.ModuleSpec(name, self, is_package=True)
+
+    def create_module(self, spec):
+        return StandIn(spec.name)
+
+    def exec_module(self, module):
+        vars(module).update(self.told.get(module.__name__, {}))
+
+
+class Silent:
+    """A logger."""
+
+    def __getattr__(self, name):
+        return lambda *words, **settings: None
+
+
+class Kernel:
+    """A small kernel in Triton's language, on the CPU; it is also that language. Pointers are (memory, offsets)."""
+
+    constexpr = int
+
+    def __init__(self, function=None):
+        self.function = function
+
+    jit = classmethod(lambda cls, function: cls(function))
+
+    def __getitem__(self, grid):
+        def run(*arguments, **settings):
+            given = [Pointer(each.view(-1), 0) if isinstance(each, torch.Tensor) else each for each in arguments]
+            for Kernel.number in range(grid[0]):
+                self.function(*given, **settings)
+
+        return run
+
+    program_id = staticmethod(lambda axis: Kernel.number)
+    arange, where = staticmethod(torch.arange), staticmethod(torch.where)
+    cdiv = staticmethod(lambda a, b: -(-a // b))
+    load = staticmethod(lambda at, mask=True, other=0: torch.where(
+        torch.as_tensor(mask), at.memory[torch.as_tensor(at.offset).clamp(max=len(at.memory) - 1)], other))
+
+    @staticmethod
+    def store(at, value, mask):
+        at.memory[at.offset[mask]] = value[mask]
+
+
+class Pointer(named):
+    def __init__(self, memory, offset):
+        super().__init__(memory=memory, offset=offset)
+
+    def __add__(self, offset):
+        return Pointer(self.memory, self.offset + offset)
+
+    def __sub__(self, offset):
+        return self + -offset
+
+
+def quantized(x, scale=None, quant_dtype=None, per_act_token_quant=False, block_shape=None, **how):
+    """x with float32 scales of blocks, or with mxfp8's exponents of 1; as it is without a type."""
+    if quant_dtype is None:
+        return x, None
+    if quant_dtype == "mxfp8":
+        return x.to(_FP8), torch.full((len(x), x.shape[1] // 32), 127, dtype=torch.uint8, device=x.device)
+    blocks = x.float().unflatten(1, (-1, _BLOCK))
+    scales = blocks.abs().amax(dim=2).clamp(min=1e-4) / 448
+    return (blocks / scales[..., None]).flatten(1).to(_FP8), scales
+
+
+def plain(x, scales):
+    """float32 rows again."""
+    if scales is None or scales.dtype == torch.uint8:
+        return x.float()
+    if scales.dtype == torch.int32:  # four exponents each
+        exponents = torch.stack([scales >> shift & 255 for shift in (0, 8, 16, 24)], dim=-1).flatten(-2)
+        scales = torch.exp2(exponents.float() - 127)
+    return (x.float().unflatten(-1, (scales.shape[-1], -1)) * scales[..., None]).flatten(-2)
+
+
+def told(world, device, options):
+    """What the stand-ins have that a class of that name is not enough for."""
+    cpu = device.type == "cpu"
+    language = Kernel() if cpu else importlib.import_module("triton.language")
+    parallel = named(rank_in_group=world[0], world_size=world[1])
+    config = named(parallel_config=named(enable_fault_tolerance=False), model_config=options)
+    platform = named(is_cuda=lambda: True, is_cuda_alike=lambda: True, is_rocm=lambda: False, is_xpu=lambda: False,
+                     is_cpu=lambda: False, fp8_dtype=lambda: _FP8)
+    batch = named(num_tokens_across_dp_cpu=options.sizes)
+    return {
+        "vllm.logger": {"init_logger": lambda name: Silent()}, "vllm.platforms": {"current_platform": platform},
+        "vllm.config": {"get_current_vllm_config": lambda: config},
+        "vllm.distributed.parallel_state": {
+            "get_dp_group": lambda: parallel, "get_tp_group": lambda: named(rank_in_group=0, world_size=1),
+            "in_the_same_node_as": lambda group, source_rank: [True] * world[1]},
+        "vllm.forward_context": {"_forward_context": None, "get_forward_context": lambda: named(dp_metadata=batch)},
+        "vllm.triton_utils": {"tl": language, "triton": language if cpu else importlib.import_module("triton")},
+        "vllm.utils.torch_utils": {"PIN_MEMORY": not cpu, "current_stream": lambda: torch.cuda.current_stream()},
+        "vllm._custom_ops": {"moe_sum": lambda rows, out: torch.sum(rows, dim=1, out=out)},
+        f"{_MOE}.activation": {"MoEActivation": enum.Enum("MoEActivation", "SILU")},
+        f"{_MOE}.utils": {"moe_kernel_quantize_input": quantized,
+                          "normalize_batched_scales_shape": lambda scales, experts: scales},
+        "vllm.model_executor.layers.quantization.utils.mxfp8_utils": {"MXFP8_BLOCK_SIZE": 32}}
+
+
+@pytest.fixture(scope="module")
+def engine(world, device):
+    """Imports the engine's files by their short names; on the CPU streams and events do nothing."""
+    root = pathlib.Path(os.environ.get("NCCL_EP_ENGINES", "/nowhere"))
+    folder = next((each for each in (root, *sorted(root.glob("*/"))) if (each / "vllm" / "envs.py").exists()), None)
+    if folder is None:
+        pytest.skip("NCCL_EP_ENGINES names no folder with vLLM's sources")
+    if world[1] == 1:
+        pytest.skip("vLLM's ids for no expert mean one of another rank")
+    options = named(enforce_eager=False, sizes=torch.zeros(world[1], dtype=torch.int64))
+    finder = Finder(folder, told(world, device, options))
+    before, path = set(sys.modules), list(sys.path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EP_DISABLE_GIN", "1")
+        sys.meta_path.insert(0, finder)
+        sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "deep-ep"))
+        if importlib.util.find_spec("regex") is None:
+            sys.modules["regex"] = re
+        if device.type == "cpu":
+            streams = threading.local()
+            patch.setattr(torch.cuda, "set_stream", functools.partial(setattr, streams, "now"))
+            patch.setattr(torch.cuda, "current_stream", lambda: getattr(streams, "now", None))
+            patch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+            patch.setattr(torch, "Event", lambda: named(record=lambda stream: None))
+            patch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
+        patch.setattr(importlib.import_module("vllm.utils.import_utils"), "_get_runtime_nccl_version", lambda: 23004)
+        modules = {name.split(".")[-1]: importlib.import_module(name) for name in _FILES}
+        yield named(folder=folder, options=options, **modules)
+    sys.meta_path.remove(finder)
+    sys.path[:] = path
+    for name in set(sys.modules) - before:
+        if name.split(".")[0] in ("vllm", "deep_ep", "regex"):
+            del sys.modules[name]
+
+
+class Layer:
+    """One MoE layer: what vLLM chooses and makes for `backend`, and experts that scale and bend."""
+
+    def __init__(self, engine, world, device, backend, hidden, **quantization):
+        self.engine, self.world, self.device, self.backend, self.hidden = engine, world, device, backend, hidden
+        self.experts, self.first = _LOCAL * world[1], _LOCAL * world[0]
+        quant = dict(quant_dtype=None, block_shape=None, is_block_quantized=False, a1_scale=None, a1_gscale=None,
+                     a2_scale=None, per_act_token_quant=False, is_scale_swizzled=False, mx_alignment=0) | quantization
+        packed = quant.pop("packed", False)
+        group = dist.group.WORLD
+        self.manager = getattr(engine.all2all, f"{_MANAGERS[backend]}All2AllManager")(group)
+        self.manager._gin_checked = device.type == "cpu"  # or it asks NCCL
+        moe = named(moe_parallel_config=named(use_passthrough_all2all=False, use_all2all_kernels=True, sp_size=1,
+                                              dp_size=world[1], use_ep=True),
+                    dp_size=world[1], num_local_experts=_LOCAL, num_experts=self.experts, max_num_tokens=_MOST,
+                    hidden_dim=hidden, experts_per_token=_TOP_K,
+                    **{f"use_deepep_{each}_kernels": each == backend for each in _MANAGERS})
+        self.quant = named(**quant)
+        self.steps = engine.all2all_utils.maybe_make_prepare_finalize(moe, self.quant, all2all_manager=self.manager)
+        reduce = engine.topk_weight_and_reduce.TopKWeightAndReduceDelegate
+        experts = named(quant_config=self.quant, moe_config=moe, expects_unquantized_inputs=False,
+                        output_hidden_dim=lambda width: width, finalize_weight_and_reduce_impl=reduce,
+                        supports_packed_ue8m0_act_scales=lambda: packed)
+        self.steps.post_init_setup(experts)
+        self.kernel = type("Kernel", (engine.modular_kernel.FusedMoEKernelModularImpl,),
+                           {"_fused_experts": self.compute})(self.steps, experts)
+
+    @staticmethod
+    def expert(number, rows):
+        return torch.tanh(rows * (1 + number) / 4)
+
+    def compute(self, *, a1q, a1q_scale, topk_ids, topk_weights, expert_tokens_meta, **others):
+        """Weighted and summed later: [L, R*M, H] of blocks, [n, K, H] of rows by their ids, [n, H] of none."""
+        x = plain(a1q, a1q_scale)
+        if self.backend == "ll":
+            return torch.stack([self.expert(self.first + each, x[each]) for each in range(_LOCAL)]).bfloat16()
+        counts = None if expert_tokens_meta is None else expert_tokens_meta.expert_num_tokens
+        result = torch.zeros((*topk_ids.shape, self.hidden), device=x.device)
+        for each in range(_LOCAL):
+            mine = topk_ids == self.first + each
+            assert counts is None or int(counts[each]) == int(mine.sum())
+            result += torch.where(mine[..., None], self.expert(self.first + each, x)[:, None], 0.0)
+        return result.bfloat16() if len(x) else x.bfloat16()
+
+    def batch(self, seed, most=_MOST):
+        """Tokens, ids (repeated ones, and -1) and weights of this rank; how many differs by rank, and may be none."""
+        rank, size = self.world
+        sizes = [(17 * seed + 29 * each) % (most + 1) if each != seed % (size + 1) else 0 for each in range(size)]
+        self.engine.options.sizes.copy_(torch.tensor(sizes))
+        random = torch.Generator().manual_seed(100 * seed + rank)
+        ids = torch.randint(-1, self.experts, (sizes[rank], _TOP_K), generator=random)
+        made = (torch.randn((sizes[rank], self.hidden), generator=random).bfloat16(), ids,
+                torch.rand(ids.shape, generator=random))
+        return [each.to(self.device) for each in made]
+
+    def run(self, tokens, ids, weights):
+        return self.kernel.apply(tokens, torch.empty(_LOCAL), None, ids, weights, global_num_experts=self.experts)
+
+    def check(self, batch, output):
+        """Against the same computation of this rank's tokens, quantized likewise where they are."""
+        tokens, ids, weights = batch
+        x, want = tokens.float(), torch.zeros(tokens.shape, device=self.device)
+        if self.quant.quant_dtype is not None:
+            x = plain(*quantized(tokens, quant_dtype=self.quant.quant_dtype))
+        for each in range(self.experts):
+            want += torch.where(ids == each, weights, 0.0).sum(dim=1, keepdim=True) * self.expert(each, x)
+        limit = 5e-2 if self.quant.quant_dtype is None else 0.25
+        torch.testing.assert_close(output.float(), want, rtol=limit, atol=limit)
+
+
+@pytest.fixture
+def layer(engine, world, device):
+    """Makes layers, whose managers are destroyed after the test."""
+    made = []
+
+    def make(backend, hidden, **quantization):
+        made.append(Layer(engine, world, device, backend, hidden, **quantization))
+        return made[-1]
+
+    with torch.inference_mode():
+        yield make
+    for each in made:
+        each.manager.destroy()
+
+
+_BLOCKS = {"quant_dtype": _FP8, "block_shape": [_BLOCK, _BLOCK], "is_block_quantized": True}
+
+
+_V2 = [("v2", 512, {}), ("v2", 512, _BLOCKS), ("v2", 512, {"quant_dtype": "mxfp8"})]
+_HT = [("ht", 512, {}), ("ht", 512, _BLOCKS)]
+_LL = [("ll", 2048, {}), ("ll", 2048, _BLOCKS), ("ll", 2048, {**_BLOCKS, "packed": True})]
+
+
+@pytest.mark.parametrize("backend, hidden, quantization, eager", [
+    *((*each, True) for each in _HT + _LL + _V2), *((*each, False) for each in _V2)])
+def test_steps(layer, engine, backend, hidden, quantization, eager):
+    """Several batches; vLLM's V2 takes rows by expert if it runs eagerly, else all that may come, without a wait."""
+    engine.options.enforce_eager = eager
+    made = layer(backend, hidden, **quantization)
+    for seed in range(1, 9):
+        batch = made.batch(seed, most=min(1 << seed, _MOST))
+        made.check(batch, made.run(*batch))
+
+
+@pytest.mark.parametrize("backend, hidden, quantization", _LL + _V2)
+def test_graph(layer, engine, device, backend, hidden, quantization):
+    """Two layers in a graph, whose replays route by the ids of each step."""
+    if device.type == "cpu":
+        pytest.skip("no graphs on the CPU")
+    engine.options.enforce_eager = False
+    made = layer(backend, hidden, **quantization)
+    batch = made.batch(5)
+    made.run(*batch)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outputs = [made.run(*batch) for _ in range(2)]
+    for seed in range(3):
+        batch[1].copy_(batch[1].roll(1 + seed, dims=0))
+        batch[2].mul_(0.5)
+        graph.replay()
+        for output in outputs:
+            made.check(batch, output)
+
+
+def in_turns(engine, device, layer, batches):
+    """Two layers over each of two batches in threads that hand over to each other."""
+    stream = named(wait_event=lambda event: None)
+    streams = [torch.cuda.Stream() if device.type == "cuda" else stream for _ in range(2)]
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    contexts = engine.ubatching.make_ubatch_contexts(2, *streams, [named(), named()], threading.Barrier(3))
+    outputs, errors = [[], []], []
+
+    def work(which):
+        try:
+            if device.type == "cuda":
+                torch.cuda.set_device(device)
+            with torch.inference_mode(), contexts[which]:
+                outputs[which] += [layer.run(*batches[which]) for _ in range(2)]
+        except BaseException as error:
+            errors.append(error)
+            raise
+
+    threads = [threading.Thread(target=work, args=(which,), daemon=True) for which in range(2)]
+    for each in threads:
+        each.start()
+    contexts[0].ready_barrier.wait()
+    contexts[0].cpu_wait_event.set()
+    while any(each.is_alive() for each in threads) and not errors:  # an error leaves the other waiting
+        threads[0].join(0.1)
+    assert not errors
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return outputs
+
+
+@pytest.mark.parametrize("backend, hidden, quantization", _HT + _LL)
+def test_two_micro_batches(layer, engine, device, backend, hidden, quantization):
+    """Dual-batch overlap: hooks that the other batch's thread runs, events captured before a switch of streams."""
+    made = layer(backend, hidden, **quantization)
+    if backend == "ht":
+        made.manager.set_num_sms(20)
+    for seed in (1, 2, 3):
+        batches = [made.batch(2 * seed + each) for each in range(2)]
+        for batch, outputs in zip(batches, in_turns(engine, device, made, batches)):
+            for output in outputs:
+                made.check(batch, output)
+
+
+def test_its_own_contract(engine):
+    """vLLM's test of when its V2 steps wait, where its sources have their tests."""
+    file = engine.folder / "tests" / "kernels" / "moe" / "test_deepep_v2_async_finalize.py"
+    if not file.exists():
+        pytest.skip("there are no tests of vLLM")
+    spec = importlib.util.spec_from_file_location("test_of_vllm", file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        module.test_finalize_async_defers_join_to_receiver()
+        module.test_finalize_sync()
+        module.test_finalize_async_under_dbo_uses_sync_combine(patch)

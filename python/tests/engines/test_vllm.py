@@ -138,7 +138,7 @@ def told(world, device, options):
     cpu = device.type == "cpu"
     language = Kernel() if cpu else importlib.import_module("triton.language")
     parallel = named(rank_in_group=world[0], world_size=world[1])
-    config = named(parallel_config=named(enable_fault_tolerance=False), model_config=options)
+    config = named(parallel_config=options, model_config=options)
     platform = named(is_cuda=lambda: True, is_cuda_alike=lambda: True, is_rocm=lambda: False, is_xpu=lambda: False,
                      is_cpu=lambda: False, fp8_dtype=lambda: _FP8)
     batch = named(num_tokens_across_dp_cpu=options.sizes)
@@ -167,7 +167,7 @@ def engine(world, device):
         pytest.skip("NCCL_EP_ENGINES names no folder with vLLM's sources")
     if world[1] == 1:
         pytest.skip("vLLM's ids for no expert mean one of another rank")
-    options = named(enforce_eager=False, sizes=torch.zeros(world[1], dtype=torch.int64))
+    options = named(enforce_eager=False, enable_fault_tolerance=False, sizes=torch.zeros(world[1], dtype=torch.int64))
     finder = Finder(folder, told(world, device, options))
     before, path = set(sys.modules), list(sys.path)
     with pytest.MonkeyPatch.context() as patch:
@@ -361,6 +361,17 @@ def test_two_micro_batches(layer, engine, device, backend, hidden, quantization)
         for batch, outputs in zip(batches, in_turns(engine, device, made, batches)):
             for output in outputs:
                 made.check(batch, output)
+
+
+def test_what_is_not_served(layer, engine, monkeypatch):
+    """The error names the argument."""
+    monkeypatch.setenv("VLLM_DEEPEPLL_NVFP4_DISPATCH", "1")
+    made = layer("ll", 2048, quant_dtype="nvfp4")
+    with pytest.raises(TypeError, match="use_nvfp4"):
+        made.run(*made.batch(1))
+    monkeypatch.setattr(engine.options, "enable_fault_tolerance", True)
+    with pytest.raises(NotImplementedError, match="enable_shrink"):
+        layer("ll", 2048)
 
 
 def test_its_own_contract(engine):

@@ -1,0 +1,215 @@
+"""Megatron-Core's own files over the package named `deep_ep`: the autograd functions of its flex dispatcher, then whole
+MoE layers against its all-to-all dispatcher and dense torch.
+
+NCCL_EP_ENGINES names folders with its unpacked package, separated as in PATH; the first is used.
+"""
+
+import contextlib
+import importlib.util
+import os
+import pathlib
+import sys
+import types
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from problems import Problem
+
+pytestmark = pytest.mark.high_throughput
+_FILE = "megatron/core/transformer/moe/fused_a2a.py"
+_STASH = "megatron.core.transformer.moe.ops.paged_stash"
+_HIDDEN, _LOCAL = 64, 2
+
+
+def _folder() -> pathlib.Path:
+    for place in filter(None, os.environ.get("NCCL_EP_ENGINES", "").split(os.pathsep)):
+        folder = pathlib.Path(place)
+        for candidate in (folder, *sorted(folder.glob("*"), reverse=True)):
+            if (candidate / _FILE).exists():
+                return candidate
+    pytest.skip("NCCL_EP_ENGINES names no folder with Megatron-Core")
+
+
+class _Stream:
+    """A stream or an event where there are none: all that is enqueued has been done."""
+
+    def __init__(self, *_, **__) -> None:
+        self.wait = self.record = self.wait_stream = self.wait_event = self.synchronize = lambda *_: None
+
+    def record_event(self) -> "_Stream":
+        return self
+
+
+def _without_gpu(patch: pytest.MonkeyPatch, device: torch.device) -> None:
+    stream, single = _Stream(), dist.all_to_all_single
+    for name, value in (("Stream", _Stream), ("Event", _Stream), ("current_stream", lambda *_: stream),
+                        ("stream", contextlib.nullcontext), ("current_device", lambda: device)):
+        patch.setattr(torch.cuda, name, value)
+    patch.setattr(torch.Tensor, "record_stream", lambda *_: None)
+    # Its all-to-all dispatcher brings numbers of rows to the host only from a GPU, and leaves tensors where lists are due.
+    patch.setattr(dist, "all_to_all_single", lambda *words, **settings: single(*words, **{
+        name: value.tolist() if torch.is_tensor(value) else value for name, value in settings.items()}))
+
+
+@pytest.fixture(scope="module")
+def core(world, device):
+    """The package `megatron.core`. What is not about communication and missing here has stand-ins."""
+    if world[1] == 1:
+        pytest.skip("its flex dispatcher needs two ranks")
+    pytest.importorskip("numpy")
+    with pytest.MonkeyPatch.context() as patch:
+        for path in (_folder(), pathlib.Path(__file__).parents[2] / "deep-ep"):
+            patch.syspath_prepend(str(path))
+        patch.setenv("TORCHDYNAMO_DISABLE", "1")  # it compiles functions of routers, which takes minutes
+        if importlib.util.find_spec("triton") is None:  # kernels for activations, imported without a look for it
+            stash = types.ModuleType(_STASH)
+            vars(stash).update(dict.fromkeys(("GLOBAL_BLOCK_SIZE", "paged_stash_copy_kernel",
+                                              "paged_stash_pop_kernel")))
+            patch.setitem(sys.modules, _STASH, stash)
+        if device.type == "cpu":
+            _without_gpu(patch, device)
+        import megatron.core
+        from megatron.core.transformer.moe import fused_a2a, moe_utils
+
+        assert pathlib.Path(fused_a2a.__file__).is_relative_to(_folder()) and fused_a2a.HAVE_DEEP_EP
+        # 0.16 reads this name also where Transformer Engine, which has it, is not installed.
+        patch.setattr(moe_utils, "te_general_gemm", getattr(moe_utils, "te_general_gemm", None), raising=False)
+        yield megatron.core
+        from nccl_ep.deep_ep import shared
+
+        for each in shared._SHARED.values():
+            each.close()
+        shared._SHARED.clear()
+
+
+@pytest.fixture
+def layers(core, world, device, monkeypatch):
+    """Makes two layers with the same weights: one with the flex dispatcher, one with the all-to-all dispatcher."""
+    from megatron.core import parallel_state
+    from megatron.core.models.gpt.moe_module_specs import get_moe_module_spec
+    from megatron.core.transformer.moe.moe_layer import MoELayer
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    new_group, backend = dist.new_group, "gloo" if device.type == "cpu" else "nccl"
+    monkeypatch.setattr(dist, "new_group", lambda *words, **settings: new_group(
+        *words, **settings | {"backend": settings.get("backend") or backend}))
+
+    def make(tensor: int = 1, dtype: torch.dtype = torch.float32, **settings) -> list[torch.nn.Module]:
+        sizes = {"tensor_model_parallel_size": tensor, "expert_tensor_parallel_size": tensor,
+                 "expert_model_parallel_size": world[1] // tensor}
+        parallel_state.initialize_model_parallel(**sizes)
+        experts = _LOCAL * world[1]
+        spec = get_moe_module_spec(use_te=False, num_experts=experts, moe_grouped_gemm=False)
+        submodules = getattr(spec, "submodules", None) or spec.keywords["submodules"]
+        made = [MoELayer(TransformerConfig(**{
+            "num_layers": 1, "hidden_size": _HIDDEN, "num_attention_heads": 4, "num_moe_experts": experts,
+            "moe_ffn_hidden_size": 32, "moe_router_topk": 3, "moe_router_load_balancing_type": "none",
+            "moe_token_dispatcher_type": dispatcher, "moe_router_dtype": "fp32", "add_bias_linear": False,
+            "params_dtype": dtype, "bf16": dtype == torch.bfloat16, "sequence_parallel": tensor > 1,
+            "perform_initialization": False, **sizes, **settings}), submodules).to(device)
+            for dispatcher in ("flex", "alltoall")]
+        random = torch.Generator().manual_seed(7)
+        for (name, weight), twin in zip(made[0].named_parameters(), made[1].parameters()):
+            # Experts differ by rank.
+            shape = (world[1], *weight.shape) if name.startswith("experts.") else (1, *weight.shape)
+            values = torch.randn(shape, generator=random) * weight.shape[-1] ** -0.5
+            weight.data.copy_(values[world[0] % len(values)])
+            twin.data.copy_(weight.data)
+        return made
+
+    yield make
+    parallel_state.destroy_model_parallel()
+
+
+def tokens(rank: int, rows: int, seed: int, like: torch.nn.Module) -> torch.Tensor:
+    """A batch [rows, 2, H] of this rank."""
+    random = torch.Generator().manual_seed(100 * rank + seed)
+    weight = next(like.experts.parameters())
+    return torch.randn((rows, 2, _HIDDEN), generator=random).to(weight).requires_grad_()
+
+
+def loss(output: torch.Tensor) -> torch.Tensor:
+    """With another gradient for each element."""
+    return (output.float().square() * torch.linspace(0.5, 1.5, output.shape[-1], device=output.device)).sum()
+
+
+def results(layer, hidden, forward=None):
+    """Output, and the gradients of the tokens and of all weights."""
+    layer.zero_grad()
+    hidden.grad = None
+    output = (forward or (lambda hidden: layer(hidden)[0]))(hidden)
+    loss(output).backward()
+    return {"output": output, "hidden": hidden.grad} | {name: each.grad for name, each in layer.named_parameters()}
+
+
+def dense(layer, hidden, tensor: int):
+    """The same on one rank, by the layer's router and one of its experts as a function of all ranks' weights."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    mine = {name: each for name, each in layer.named_parameters() if name.startswith("experts.")}
+    everywhere = {}
+    for name, weight in mine.items():
+        parts = [torch.empty(weight.shape, dtype=weight.dtype) for _ in range(size)]
+        dist.all_gather(parts, weight.detach().cpu())
+        everywhere[name] = [part.to(weight.device).requires_grad_() for part in parts]
+
+    def forward(hidden):
+        probs, _ = layer.router(hidden)
+        rows = hidden.flatten(0, 1)
+        output = 0 if layer.shared_experts is None else layer.shared_experts(hidden).flatten(0, 1)
+        for owner in range(size):
+            for local, expert in enumerate(layer.experts.local_experts):
+                head = f"experts.local_experts.{local}."
+                weights = {name.removeprefix(head): parts[owner] for name, parts in everywhere.items()
+                           if name.startswith(head)}
+                factor = probs[:, owner // tensor * layer.num_local_experts + local]
+                if layer.config.moe_apply_probs_on_input:
+                    rows, factor = (hidden.flatten(0, 1) * factor[:, None]).to(hidden.dtype), torch.ones_like(factor)
+                output = output + torch.func.functional_call(expert, weights, (rows, factor))[0]
+        return output.view(hidden.shape)
+
+    found = results(layer, hidden, forward)
+    for name, parts in everywhere.items():
+        for owner, part in enumerate(parts):
+            dist.all_reduce(total := (torch.zeros_like(part) if part.grad is None else part.grad).cpu())
+            if owner == rank:
+                found[name] = total.to(part.device)
+    return found
+
+
+def close(got, want):
+    """Equal up to roundings: by the norm, as a sum's order may differ."""
+    for name, right in want.items():
+        left, right = got[name].float(), right.float()
+        limit = 1e-5 if want["output"].dtype == torch.float32 else 2e-2
+        assert (left - right).norm() <= limit * right.norm(), name
+
+
+_CASES = {
+    "float32": {}, "bfloat16": {"dtype": torch.bfloat16}, "float64 weights": {"moe_router_dtype": "fp64"},
+    "drops": {"moe_expert_capacity_factor": 0.6, "moe_token_drop_policy": "probs"},
+    "shared expert": {"moe_shared_expert_intermediate_size": 32, "moe_shared_expert_overlap": True},
+    "sigmoid": {"moe_router_score_function": "sigmoid", "moe_router_enable_expert_bias": True},
+    "top 1": {"moe_router_topk": 1, "moe_router_pre_softmax": True, "moe_apply_probs_on_input": True},
+    "losses": {"moe_router_load_balancing_type": "aux_loss", "moe_aux_loss_coeff": 0.1, "moe_z_loss_coeff": 0.01},
+    "tensor parallel": {"tensor": 2},
+}
+
+
+@pytest.mark.parametrize("case", _CASES)
+def test_layer(core, layers, world, device, case):
+    """Several steps with numbers of tokens that differ by rank and step."""
+    if case == "shared expert" and core.__version__.startswith("0.16."):
+        pytest.skip("0.16 has no shared experts beside its flex dispatcher")
+    flex, alltoall = layers(**_CASES[case])
+    tensor = _CASES[case].get("tensor", 1)
+    for step in range(3):
+        hidden = tokens(world[0], 1 if (world[0], step) == (1, 1) else 6 + 3 * world[0] - step, step, flex)
+        got = results(flex, hidden)
+        close(got, dense(flex, hidden, tensor))
+        if tensor == 1 or device.type != "cpu":  # gloo gathers only equal numbers of rows
+            close(got, results(alltoall, hidden))
+    with torch.inference_mode():
+        flex.eval()
+        close({"output": flex(hidden)[0]}, {"output": got["output"].detach()})

@@ -6,6 +6,7 @@ NCCL_EP_ENGINES names folders with its unpacked package, separated as in PATH; t
 
 import contextlib
 import importlib.util
+import itertools
 import os
 import pathlib
 import sys
@@ -14,6 +15,7 @@ import types
 import pytest
 import torch
 import torch.distributed as dist
+from torch.utils.checkpoint import checkpoint
 
 from problems import Problem
 
@@ -48,7 +50,8 @@ def _without_gpu(patch: pytest.MonkeyPatch, device: torch.device) -> None:
                         ("stream", contextlib.nullcontext), ("current_device", lambda: device)):
         patch.setattr(torch.cuda, name, value)
     patch.setattr(torch.Tensor, "record_stream", lambda *_: None)
-    # Its all-to-all dispatcher brings numbers of rows to the host only from a GPU, and leaves tensors where lists are due.
+    # Its all-to-all dispatcher brings numbers of rows to the host only from a GPU; without one, tensors stay where
+    # lists are due.
     patch.setattr(dist, "all_to_all_single", lambda *words, **settings: single(*words, **{
         name: value.tolist() if torch.is_tensor(value) else value for name, value in settings.items()}))
 
@@ -197,9 +200,38 @@ _CASES = {
 }
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+def test_functions(core, world, device, is_async):
+    """Three micro-batches in flight, of two types, with ids of -1 and without tokens on rank 1; the first goes back
+    first. One Buffer serves all."""
+    from megatron.core.transformer.moe import fused_a2a
+
+    running, buffers = [], set()
+    for seed, dtype in enumerate((torch.float32, torch.bfloat16, torch.float32)):
+        problem = Problem(*world, hidden=_HIDDEN, masked=True, dtype=dtype, device=device, seed=seed)
+        hidden, weights = problem.tokens.requires_grad_(), problem.weights.requires_grad_()
+        group, local = dist.group.WORLD, problem.num_experts // world[1]
+        rows, ids, factors, counts, handle = fused_a2a.fused_dispatch(
+            hidden, problem.topk_idx, weights, problem.num_experts, group, is_async, is_async)
+        assert counts.tolist() == [int((ids == expert).sum()) for expert in range(local)]
+        found = torch.zeros(rows.shape, device=device)
+        for expert, matrix in enumerate(problem.local_experts(local)):
+            factor = torch.where(ids == expert, factors, 0.0).sum(dim=1, keepdim=True)
+            found = found + factor * problem.expert(matrix, rows)
+        output, _ = fused_a2a.fused_combine(found.to(dtype), group, handle, is_async, is_async)
+        buffers.add(fused_a2a._buffer)
+        running.append((problem, hidden, weights, output))
+    for problem, hidden, weights, output in running:
+        problem.backward(output)
+        want = problem.dense()
+        for got, right in ((output, want.output), (hidden.grad, want.tokens_grad), (weights.grad, want.weights_grad)):
+            problem.close(got, right)
+    assert len(buffers) == 1
+
+
 @pytest.mark.parametrize("case", _CASES)
 def test_layer(core, layers, world, device, case):
-    """Several steps with numbers of tokens that differ by rank and step."""
+    """Several steps with numbers of tokens that differ by rank and step, and one computed anew in the backward."""
     if case == "shared expert" and core.__version__.startswith("0.16."):
         pytest.skip("0.16 has no shared experts beside its flex dispatcher")
     flex, alltoall = layers(**_CASES[case])
@@ -210,6 +242,90 @@ def test_layer(core, layers, world, device, case):
         close(got, dense(flex, hidden, tensor))
         if tensor == 1 or device.type != "cpu":  # gloo gathers only equal numbers of rows
             close(got, results(alltoall, hidden))
+    close(results(flex, hidden, lambda hidden: checkpoint(flex, hidden, use_reentrant=True)[0]), got)
     with torch.inference_mode():
         flex.eval()
         close({"output": flex(hidden)[0]}, {"output": got["output"].detach()})
+
+
+def test_uneven_routing(layers, world):
+    """Another number of experts for each token, none for some, all on rank 0; rank 1 has no tokens, which its router
+    could not take."""
+    flex, _ = layers(moe_expert_capacity_factor=10.0)
+
+    def router(hidden, *_):
+        rows = hidden.flatten(0, 1)
+        chosen = torch.rand((len(rows), flex.config.num_moe_experts), generator=torch.Generator().manual_seed(3)) < 0.5
+        chosen[:, _LOCAL:] = False
+        chosen = chosen.to(rows.device)
+        return torch.where(chosen, rows[:, :chosen.shape[1]].sigmoid(), 0.0), chosen
+
+    flex.router.forward = router
+    hidden = tokens(world[0], 0 if world[0] == 1 else 5, 1, flex)
+    got, want = results(flex, hidden), dense(flex, hidden, 1)
+    close({name: each for name, each in got.items() if each is not None},
+          {name: each for name, each in want.items() if name != "router.weight"})
+
+
+def _in_a_model(moe):
+    """A transformer layer around this one; another function stands for its attention."""
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.transformer.transformer_layer import TransformerLayer
+
+    spec = get_gpt_layer_local_spec(num_experts=moe.config.num_moe_experts, moe_grouped_gemm=False)
+    layer = TransformerLayer(moe.config, spec.submodules).to(next(moe.parameters()).device)
+    layer.mlp = moe
+    layer._forward_attention = lambda hidden_states, **_: (hidden_states * 1.5, None)
+    return layer
+
+
+def _nodes(layer, streams):
+    """What its schedule runs of a layer for one micro-batch."""
+    from megatron.core.models.gpt import fine_grained_callables
+
+    try:
+        from megatron.core.models.common.utils import TransformerLayerNode
+    except ImportError:  # 0.16
+        TransformerLayerNode = fine_grained_callables.TransformerLayerNode
+    state, event = types.SimpleNamespace(), torch.cuda.Event()
+    decoder = types.SimpleNamespace(final_layernorm=None)
+    chunk = types.SimpleNamespace(model=types.SimpleNamespace(decoder=decoder), **dict.fromkeys((
+        "attention_mask", "rotary_pos_emb", "rotary_pos_cos", "rotary_pos_sin", "packed_seq_params",
+        "sequence_len_offset")))
+    functions, _ = fine_grained_callables.build_transformer_layer_callables(layer)
+    return [TransformerLayerNode(stream, event, state, chunk, function, name, extra_args={
+        "config": layer.config, "is_moe": True, "num_local_experts": _LOCAL})
+        for stream, function, name in zip(streams * 2, functions, ("attn", "moe_dispatch", "mlp", "moe_combine"))]
+
+
+def test_overlap(layers, world):
+    """By its schedule on two streams, one micro-batch's backward between the parts of the other's forward. It empties
+    tensors that dispatch and the experts have given."""
+    layer, other = [_in_a_model(each) for each in layers(hidden_dropout=0.0)]
+    compute, communicate = streams = torch.cuda.current_stream(), torch.cuda.Stream()
+    batches = [tokens(world[0], 5 + world[0] + seed, seed, layer.mlp) for seed in range(2)]
+    want = [results(other, hidden, lambda hidden: other(hidden, attention_mask=None)[0]) for hidden in batches]
+    first, second = _nodes(layer, streams), _nodes(layer, streams)
+
+    def run(value, coming=(), grad=None, going=()):
+        """One's forward from its input, another's backward from its gradient, a node of each in turns."""
+        communicate.wait_stream(compute)
+        for forward, backward in itertools.zip_longest(coming, going[::-1]):
+            value = forward.forward(value) if forward else value
+            grad = backward.backward(grad) if backward else grad
+        compute.wait_stream(communicate)
+        return value, grad
+
+    def turn(output):
+        """The gradient of an output."""
+        leaf = output.detach().clone().requires_grad_()
+        return torch.autograd.grad(loss(leaf), leaf)[0]
+
+    one, _ = run(batches[0], first)
+    two, one_grad = run(batches[1], second, turn(one), first)
+    _, two_grad = run(None, (), turn(two), second)
+    for output, grad, right in ((one, one_grad, want[0]), (two, two_grad, want[1])):
+        close({"output": output, "hidden": grad}, {"output": right["output"], "hidden": right["hidden"]})
+    grads = {name: each.grad for name, each in layer.named_parameters() if each.grad is not None}
+    assert len(grads) > len(list(layer.mlp.parameters()))
+    close(grads | {"output": two}, {name: want[0][name] + want[1][name] for name in grads} | {"output": two})

@@ -4,6 +4,7 @@ MoE layers against its all-to-all dispatcher and dense torch.
 NCCL_EP_ENGINES names folders with its unpacked package, separated as in PATH; the first is used.
 """
 
+import ast
 import contextlib
 import importlib.util
 import itertools
@@ -17,6 +18,8 @@ import torch
 import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
 
+from documents import ROOT, snippets
+from nccl_ep.layers import EPAll2AllLayer
 from problems import Problem
 
 pytestmark = pytest.mark.high_throughput
@@ -265,6 +268,38 @@ def test_uneven_routing(layers, world):
     got, want = results(flex, hidden), dense(flex, hidden, 1)
     close({name: each for name, each in got.items() if each is not None},
           {name: each for name, each in want.items() if name != "router.weight"})
+
+
+@pytest.fixture
+def documented(world):
+    """Puts the manager of docs/guide/engines.md, over a layer of its own, into the dispatchers of layers."""
+    [code] = [code for code in snippets(ROOT / "docs" / "guide" / "engines.md") if "class NcclEpManager" in code]
+    tree = ast.parse(code)
+    tree.body = [each for each in tree.body if isinstance(each, (ast.Import, ast.ImportFrom, ast.ClassDef))]
+    names: dict = {}
+    exec(compile(tree, "engines.md", "exec"), names)
+    made = []
+
+    def put(moe, tensor: int = 1):
+        top_k, experts = tensor * moe.config.moe_router_topk, tensor * moe.config.num_moe_experts
+        made.append(EPAll2AllLayer(moe.token_dispatcher.tp_ep_group, 16, _HIDDEN, top_k, world[0], experts, world[1],
+                                   world[1], dtype=moe.config.params_dtype))
+        moe.token_dispatcher._comm_manager = names["NcclEpManager"](made[-1], top_k)
+        return moe
+
+    yield put
+    for each in made:
+        each.finalize()
+
+
+@pytest.mark.parametrize("case", ["bfloat16", "drops", "float64 weights", "tensor parallel"])
+def test_documented_manager(layers, documented, world, case):
+    """A manager for this library in the flex dispatcher."""
+    tensor = _CASES[case].get("tensor", 1)
+    flex = documented(layers(**_CASES[case])[0], tensor)
+    for step in range(2):
+        hidden = tokens(world[0], 6 + 3 * world[0] - step, step, flex)
+        close(results(flex, hidden), dense(flex, hidden, tensor))
 
 
 def _in_a_model(moe):

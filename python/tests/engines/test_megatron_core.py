@@ -64,10 +64,11 @@ def core(world, device):
     """The package `megatron.core`. What is not about communication and missing here has stand-ins."""
     if world[1] == 1:
         pytest.skip("its flex dispatcher needs two ranks")
-    pytest.importorskip("numpy")
+    folder = _folder()
     with pytest.MonkeyPatch.context() as patch:
-        for path in (_folder(), pathlib.Path(__file__).parents[2] / "deep-ep"):
+        for path in (folder, ROOT / "python" / "deep-ep"):
             patch.syspath_prepend(str(path))
+        pytest.importorskip("numpy", reason="Megatron-Core needs NumPy, also from its folder")
         patch.setenv("TORCHDYNAMO_DISABLE", "1")  # it compiles functions of routers, which takes minutes
         if importlib.util.find_spec("triton") is None:  # kernels for activations, imported without a look for it
             stash = types.ModuleType(_STASH)
@@ -79,7 +80,7 @@ def core(world, device):
         import megatron.core
         from megatron.core.transformer.moe import fused_a2a, moe_utils
 
-        assert pathlib.Path(fused_a2a.__file__).is_relative_to(_folder()) and fused_a2a.HAVE_DEEP_EP
+        assert pathlib.Path(fused_a2a.__file__).is_relative_to(folder) and fused_a2a.HAVE_DEEP_EP
         # 0.16 reads this name also where Transformer Engine, which has it, is not installed.
         patch.setattr(moe_utils, "te_general_gemm", getattr(moe_utils, "te_general_gemm", None), raising=False)
         yield megatron.core

@@ -50,6 +50,7 @@ _BENCH_WORDS = ("bench", "--stand-ins", "--ranks", "2", "--tokens", "1,4", "--ex
                 "--top-k", "2", "--repetitions", "4")
 _FIRST_RELEASE = "python/tests/scripts/first_release.py"
 _LATER_INTERFACE = "python/tests/scripts/later_interface.py"
+_FLASHINFER = "python/tests/engines/test_flashinfer.py"
 # setup.sh fetches what only these steps need beside the builds.
 FETCHED = "setup/python"
 _NEEDS = (*BUILT, FETCHED)
@@ -71,10 +72,10 @@ def pytest_words(tests: pathlib.Path, *options: str) -> tuple[str, ...]:
     return ("python3", "-m", program, *words)
 
 
-def _pytest(tests: pathlib.Path, *options: str) -> tuple[str, ...]:
-    """The same for forked ranks."""
-    return ("pytest", "--", "-q", "--no-header", "--color=no", "-p", "no:cacheprovider", f"--rootdir={tests}",
-            str(tests), *options)
+def _pytest(tests: pathlib.Path, *options: str, root: pathlib.Path | None = None) -> tuple[str, ...]:
+    """The same for forked ranks; the tests may be a file below the root."""
+    return ("pytest", "--", "-q", "--no-header", "--color=no", "-p", "no:cacheprovider",
+            f"--rootdir={root or tests}", str(tests), *options)
 
 
 def example_counts(programs: int = 1):
@@ -118,6 +119,9 @@ def host_steps(places: Places) -> list[Step]:
                         example_counts()))
     steps += list(_unchanged_script(places))
     steps.append(Step("python/later-interface", lambda: _others_package(places), needs=_NEEDS))
+    if "NCCL_EP_ENGINES" in places.environment:
+        steps += [Step(f"python/flashinfer/{ranks}", lambda ranks=ranks: _flashinfer(places, ranks), needs=_NEEDS)
+                  for ranks in _HOST_RANKS]
     steps.append(Step("python/types", lambda: python_types.check(places), needs=(FETCHED,)))
     steps.append(Step("python/wheel", lambda: _wheel(places), needs=_NEEDS))
     return steps
@@ -217,15 +221,26 @@ def _unchanged_script(places: Places) -> Iterator[Step]:
     yield Step(f"python/first-release-preload/{ranks}", lambda: run(True), needs=BUILT)
 
 
-def _others_package(places: Places) -> tuple[Counts, str]:
-    """A script for NVIDIA's package of the later interface, which finds functions that are loaded already."""
+def _over_later_interface(places: Places, words: Sequence[str], path: Sequence[pathlib.Path]) -> Finished:
+    """A program for NVIDIA's package of the later interface, which finds functions that are loaded already."""
     with tempfile.TemporaryDirectory() as home:
         stand_ins = places.libraries / "libncclep_hostsim.so"
         (pathlib.Path(home) / "libnccl.so.2").symlink_to(stand_ins)
-        environment = {**places.environment, "NCCLEP_HOSTSIM_WITH_GPU": "1", "NCCL_EP_TIMEOUT_MS": "30000",
+        environment = {**places.environment, **_environment(places), "NCCL_EP_TIMEOUT_MS": "30000",
                        "LD_LIBRARY_PATH": home, "LD_PRELOAD": f"{places.libraries / 'libnccl_ep_2.so'}:{stand_ins}",
-                       "PYTHONPATH": str(places.deps / "nccl-ep")}
-        finished = command.run(("python3", _LATER_INTERFACE), environment, 60)
+                       "PYTHONPATH": os.pathsep.join(map(str, (*path, places.deps / "nccl-ep")))}
+        return command.run(words, environment, 120)
+
+
+def _others_package(places: Places) -> tuple[Counts, str]:
+    finished = _over_later_interface(places, ("python3", _LATER_INTERFACE), ())
+    return counts.closing_line(finished), finished.output
+
+
+def _flashinfer(places: Places, ranks: int) -> tuple[Counts, str]:
+    path = [ROOT / "python", *(places.deps / name for name in ("torch", "pytest"))]
+    words = (*_FORKED, str(ranks), *_pytest(ROOT / _FLASHINFER, root=ROOT / "python" / "tests"))
+    finished = _over_later_interface(places, words, path)
     return counts.closing_line(finished), finished.output
 
 

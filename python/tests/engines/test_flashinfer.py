@@ -1,0 +1,310 @@
+"""FlashInfer's split layer, its own files, over NVIDIA's `nccl.ep` package and `libnccl_ep.so.0`, which are preloaded.
+
+Of FlashInfer's wheel only `flashinfer/moe_ep` is loaded. Experts are plain torch, through the interface that it has for
+kernels; without GPUs, the few answers that it asks of `torch.cuda` are given here.
+"""
+
+import contextlib
+import ctypes
+import importlib
+import os
+import pathlib
+import sys
+import types
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.high_throughput
+# One of the sizes that FlashInfer lets through in low latency.
+HIDDEN, MOST, TOP_K, LOCAL = 2048, 12, 3, 3
+WAYS = {"ll": ("LOW_LATENCY", "EXPERT_MAJOR"), "rank": ("LOW_LATENCY", "RANK_MAJOR"),
+        "ht": ("HIGH_THROUGHPUT", "EXPERT_MAJOR")}
+
+
+class OnDevice(torch.Tensor):
+    """FlashInfer updates a handle with ids on a GPU alone."""
+
+    is_cuda = True
+
+
+@pytest.fixture(scope="module")
+def moe_ep(device):
+    """`flashinfer.moe_ep`, without what `flashinfer` itself would load."""
+    if "NCCL_EP_ENGINES" not in os.environ:
+        pytest.skip("NCCL_EP_ENGINES names no folder")
+    root = pathlib.Path(os.environ["NCCL_EP_ENGINES"])
+    found = [*root.glob("flashinfer/moe_ep"), *root.glob("*/flashinfer/moe_ep")]
+    if not found:
+        pytest.skip(f"no flashinfer/moe_ep in {root}")
+    if not hasattr(ctypes.CDLL(None), "ncclEpInitHandle"):
+        pytest.skip("no libnccl_ep.so.0 is preloaded")
+    pytest.importorskip("nccl.ep", reason="no package nccl.ep")
+    package = types.ModuleType("flashinfer")
+    package.__path__ = [str(found[0].parent)]
+    sys.modules["flashinfer"] = package
+    with pytest.MonkeyPatch.context() as patch:
+        if device.type == "cpu":
+            stream = types.SimpleNamespace(cuda_stream=0)
+            answers = {"is_available": False, "is_current_stream_capturing": False, "current_device": 0,
+                       "current_stream": stream, "device": contextlib.nullcontext()}
+            for name, answer in answers.items():
+                patch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
+            _wait_in_each_call(patch)
+        module = importlib.import_module("flashinfer.moe_ep")
+        _add_kernels()
+        yield module
+    for name in [each for each in sys.modules if each.partition(".")[0] == "flashinfer"]:
+        del sys.modules[name]
+
+
+def _wait_in_each_call(patch):
+    """Stand-ins run streams on threads, and torch reads memory of the CPU at once."""
+    handle = sys.modules["nccl.ep"].Handle
+    for name in ("update", "dispatch", "combine", "complete"):
+        def call(self, *words, done=getattr(handle, name), **more):
+            done(self, *words, **more)
+            assert ctypes.CDLL(None).cudaStreamSynchronize(None) == 0
+
+        patch.setattr(handle, name, call)
+
+
+class Experts:
+    """Experts of one rank by plain torch; expert e of all is a tanh of the row times a vector."""
+
+    backend_name = kernel_name = "plain"
+
+    def __init__(self, world, device, width=HIDDEN, dtype=torch.bfloat16):
+        self.rank, self.size = world
+        self.width, self.dtype = width, dtype
+        random = torch.Generator().manual_seed(5)
+        self.vectors = torch.randn((LOCAL * self.size, HIDDEN), generator=random).to(device)
+
+    def sent(self, tokens):
+        """The rows that travel: fewer values, or their bytes."""
+        return tokens[:, :self.width].contiguous().view(self.dtype)
+
+    def result(self, expert, rows):
+        rows = rows.view(torch.bfloat16).float()
+        return torch.tanh(rows.repeat(1, HIDDEN // self.width) * self.vectors[expert])
+
+    def weighted(self, rows, ids, weights):
+        """The sum of a row's experts, by global ids."""
+        total = torch.zeros((len(rows), HIDDEN), device=rows.device)
+        for expert in range(len(self.vectors)):
+            factor = torch.where(ids == expert, weights, 0.0).sum(1, keepdim=True)
+            total = torch.where(factor != 0, total + factor * self.result(expert, rows), total)
+        return total
+
+    def compute(self, ctx):
+        first = self.rank * LOCAL
+        tensors = ctx.expert_tensors
+        if ctx.recv_topk_idx is None:  # each block is of one expert
+            blocks = [self.result(first + each, block) for each, block in enumerate(tensors)]
+            return torch.stack(blocks).bfloat16()
+        rows = tensors.reshape(-1, tensors.shape[-1])
+        ids = ctx.recv_topk_idx.long()
+        ids = torch.where((ids >= 0) & (ids < LOCAL), ids + first, -1)
+        return self.weighted(rows, ids, ctx.recv_topk_weights).bfloat16().view(*tensors.shape[:2], HIDDEN)
+
+
+def _add_kernels():
+    registry = importlib.import_module("flashinfer.moe_ep.core.kernel.registry")
+    base = importlib.import_module("flashinfer.moe_ep.core.kernel.base")
+
+    @registry.register_split_kernel("plain")
+    class Plain(base.SplitKernelBackend):
+        def __init__(self, config):
+            super().__init__(config)
+            self.experts = config
+
+        @classmethod
+        def kernel_name(cls):
+            return "plain"
+
+        @classmethod
+        def requires_weights(cls):
+            return False
+
+        def pack_dispatch_payload(self, hidden_states):
+            return self.experts.sent(hidden_states)
+
+        def compute(self, ctx):
+            return self.experts.compute(ctx)
+
+
+class Steps:
+    """What a rank routes in a step, made from one seed: ids with gaps, uneven numbers of tokens, or none of a rank."""
+
+    def __init__(self, experts, device):
+        self.experts, self.device = experts, device
+
+    def step(self, seed, tokens=None):
+        rank, size = self.experts.rank, self.experts.size
+        random = torch.Generator().manual_seed(100 * seed + rank)
+        if tokens is None:
+            tokens = 0 if rank == seed % (size + 1) else MOST - 3 * rank % MOST - seed
+        rows = torch.randn((tokens, HIDDEN), generator=random).bfloat16()
+        ids = torch.rand((tokens, LOCAL * size), generator=random).argsort(1)[:, :min(TOP_K, LOCAL * size)].contiguous()
+        ids[torch.rand(ids.shape, generator=random) < 0.2] = -1
+        weights = torch.rand(ids.shape, generator=random)
+        return [each.to(self.device) for each in (rows, ids, weights)]
+
+    def check(self, got, rows, ids, weights):
+        wanted = self.experts.weighted(self.experts.sent(rows), ids, weights)
+        torch.testing.assert_close(got.float(), wanted, rtol=5e-2, atol=5e-2)
+
+
+@pytest.fixture
+def layer(moe_ep, world, device):
+    """Makes layers; they are destroyed after the test, on all ranks."""
+    made = []
+
+    def make(way, experts, **more):
+        algorithm, layout = WAYS[way]
+        params = moe_ep.FleetParams(
+            num_experts=LOCAL * world[1], max_tokens_per_rank=MOST, token_hidden_size=HIDDEN,
+            algorithm=moe_ep.EpAlgorithm[algorithm], layout=moe_ep.EpLayout[layout])
+        made.append(moe_ep.MoEEpLayer(
+            moe_ep.BootstrapConfig(world_size=world[1], rank=world[0], device=device.index), params,
+            moe_ep.dummy_moe_weights(num_local_experts=LOCAL, hidden=HIDDEN),
+            backend=moe_ep.SplitConfig(comm=moe_ep.NcclEpConfig(), kernel=experts), **more))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.destroy()
+
+
+@pytest.mark.parametrize("width, dtype", [(HIDDEN, torch.bfloat16), (HIDDEN // 2, torch.bfloat16),
+                                          (HIDDEN // 4, torch.uint8)])
+@pytest.mark.parametrize("way", WAYS)
+def test_layer(moe_ep, layer, world, device, way, width, dtype):
+    """A handle for each step, destroyed while the stream may still run it; rows that travel narrower than results."""
+    experts = Experts(world, device, width, dtype)
+    steps, each = Steps(experts, device), layer(way, experts)
+    with torch.inference_mode():
+        for seed in range(3):
+            rows, ids, weights = steps.step(seed)
+            got = each.forward(moe_ep.MoEEpTensors(rows, ids, weights))
+            steps.check(got, rows, ids, weights)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_graph_state(moe_ep, layer, world, device, way):
+    """One handle, updated in each step: with the same tensors, on GPUs in a captured graph."""
+    experts = Experts(world, device)
+    steps, each = Steps(experts, device), layer(way, experts)
+    kept = steps.step(0, MOST - world[0])
+    if device.type == "cpu":
+        kept[1] = kept[1].as_subclass(OnDevice)
+    tensors = moe_ep.MoEEpTensors(*kept)
+    state = each.create_graph_state(tensors)
+    steps.check(each.forward(tensors, graph_state=state), *kept)
+    graph = None
+    if device.type != "cpu":
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            each.forward(tensors, graph_state=state)
+    for seed in range(1, 4):
+        for to, new in zip(kept, steps.step(seed, MOST - world[0])):
+            to.copy_(new)
+        if graph is None:
+            each.forward(tensors, graph_state=state)
+        else:
+            graph.replay()
+        steps.check(state.out, *(tensor.as_subclass(torch.Tensor) for tensor in kept))
+    if device.type != "cpu":
+        torch.cuda.synchronize()
+
+
+@pytest.fixture
+def fleet(moe_ep, world, device):
+    """Makes fleets; they are destroyed after the test, on all ranks."""
+    made = []
+
+    def make(way, *knobs, **more):
+        algorithm, layout = WAYS[way]
+        params = moe_ep.FleetParams(LOCAL * world[1], MOST, HIDDEN, algorithm=moe_ep.EpAlgorithm[algorithm],
+                                    layout=moe_ep.EpLayout[layout])
+        made.append(moe_ep.create_fleet(moe_ep.BootstrapConfig(world[1], world[0], **more), params, knobs))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.destroy()
+
+
+def run(moe_ep, each, experts, tensors, *knobs):
+    """A step by hand."""
+    rows, ids, weights = tensors
+    handle = each.create_handle(moe_ep.HandleParams(ids), [moe_ep.HandleAlgoKnobTopKWeights(weights), *knobs])
+    received = handle.dispatch(moe_ep.DispatchInputParams([rows]))
+    context = moe_ep.SplitKernelContext(received.expert_tensors, received.get_num_tokens(), each.params,
+                                        received.recv_topk_idx, received.recv_topk_weights, received.expert_counts)
+    got = handle.combine(moe_ep.CombineInputParams([experts.compute(context)])).x
+    handle.complete()
+    handle.destroy()
+    return got, received
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_staged(moe_ep, fleet, world, device, way):
+    """The phases of an operation apart; a fleet on another one's communicator."""
+    experts = Experts(world, device)
+    steps, first = Steps(experts, device), fleet(way)
+    for each in (first, fleet(way, nccl_comm=first._comm.ptr)):
+        tensors = steps.step(2)
+        got, _ = run(moe_ep, each, experts, tensors, moe_ep.HandleAlgoKnobSplitOperation())
+        steps.check(got, *tensors)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_received_rows(moe_ep, fleet, world, device, dtype):
+    """High throughput counts the rows that come, which are packed."""
+    experts = Experts(world, device)
+    steps, each = Steps(experts, device), fleet("ht")
+    counter = torch.full((1,), -1, dtype=dtype, device=device)
+    tensors = steps.step(1)
+    got, received = run(moe_ep, each, experts, tensors, moe_ep.HandleAlgoKnobNumReceivedTokens(counter))
+    steps.check(got, *tensors)
+    mine = 0
+    for rank in range(world[1]):
+        other = Steps(types.SimpleNamespace(rank=rank, size=world[1]), device).step(1)[1]
+        mine += int((other // LOCAL == world[0]).any(1).sum())
+    assert int(received.recv_total_counter) == mine
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_allocator(moe_ep, fleet, world, device, way):
+    """Memory of the group from a function of the caller: on GPUs from PyTorch's allocator."""
+    ep = importlib.import_module("nccl.ep")
+    knob, live = moe_ep.FleetAlgoKnobAllocator(torch_caching=True), {}
+    if device.type == "cpu":
+        @ep.AllocFn
+        def take(out, size, _context):
+            memory = torch.empty(size + 512, dtype=torch.uint8)
+            out[0] = ctypes.c_void_p(-(-memory.data_ptr() // 512) * 512)
+            live[out[0]] = memory
+            return 0
+
+        @ep.FreeFn
+        def free(address, _context):
+            return 0 if live.pop(address, None) is not None else 1
+
+        knob = moe_ep.FleetAlgoKnobAllocator(alloc_fn=ctypes.cast(take, ctypes.c_void_p).value,
+                                             free_fn=ctypes.cast(free, ctypes.c_void_p).value)
+    experts = Experts(world, device)
+    steps, each = Steps(experts, device), fleet(way, knob)
+    tensors = steps.step(1)
+    steps.check(run(moe_ep, each, experts, tensors)[0], *tensors)
+    each.destroy()
+    assert not live
+
+
+def test_fault_tolerance(moe_ep, fleet):
+    """Not served: FlashInfer finds the functions and asks for a group with masks, which is refused."""
+    assert moe_ep.supports_fault_tolerance("nccl_ep")
+    with pytest.raises(Exception, match="code 5"):
+        fleet("ll", moe_ep.FleetAlgoKnobFaultTolerance())

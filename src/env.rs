@@ -83,11 +83,12 @@ pub enum Why {
 const PREFIX: &str = "NCCL_EP_";
 const NCCL_LIBRARY: &str = "NCCL_EP_NCCL_LIBRARY";
 /// Those read elsewhere: by [`nccl_library`], the Python package, the build, scripts.
-const READ_ELSEWHERE: [&str; 11] = [
+const READ_ELSEWHERE: [&str; 12] = [
     NCCL_LIBRARY,
     "NCCL_EP_ARCHS",
     "NCCL_EP_CUDA",
     "NCCL_EP_DEPS",
+    "NCCL_EP_ENGINES",
     "NCCL_EP_LIBRARIES",
     "NCCL_EP_LIBRARY",
     "NCCL_EP_NVCC",

@@ -31,7 +31,7 @@ VARIABLES = ("NCCL_EP_TIMEOUT_MS", "NCCL_EP_NCCL_LIBRARY", "NCCL_EP_LL_COMBINE",
 # Of builds; scripts/env.sh exports some of them.
 BUILD_VARIABLES = ("NCCL_EP_CUDA", "NCCL_EP_ARCHS", "NCCL_EP_NVCC", "NCCL_EP_DEPS",
                    "NCCL_EP_TARGET", "NCCL_EP_RELEASE", "NCCL_EP_ROOT", "NCCL_EP_TOOLS",
-                   "NCCL_EP_MACHINE")
+                   "NCCL_EP_MACHINE", "NCCL_EP_ENGINES")
 _OTHERS = ("NCCL_HOME", "NCCL_HOSTID", "NCCL_DEBUG", "NCCL_DEBUG_FILE", "LD_PRELOAD",
            "LD_LIBRARY_PATH")
 _LIBRARY = re.compile(r"/lib(nccl|nccl_ep|nccl_ep_2)\.so[.\d]*$")

@@ -50,7 +50,9 @@ _BENCH_WORDS = ("bench", "--stand-ins", "--ranks", "2", "--tokens", "1,4", "--ex
                 "--top-k", "2", "--repetitions", "4")
 _FIRST_RELEASE = "python/tests/scripts/first_release.py"
 _LATER_INTERFACE = "python/tests/scripts/later_interface.py"
-_FLASHINFER = "python/tests/engines/test_flashinfer.py"
+_STUBS = "python/tests/engines/transformer_engine_stubs.py"
+# Engines that use the later interface.
+_LATER_ENGINES = ("flashinfer", "transformer_engine")
 # setup.sh fetches what only these steps need beside the builds.
 FETCHED = "setup/python"
 _NEEDS = (*BUILT, FETCHED)
@@ -120,8 +122,8 @@ def host_steps(places: Places) -> list[Step]:
     steps += list(_unchanged_script(places))
     steps.append(Step("python/later-interface", lambda: _others_package(places), needs=_NEEDS))
     if "NCCL_EP_ENGINES" in places.environment:
-        steps += [Step(f"python/flashinfer/{ranks}", lambda ranks=ranks: _flashinfer(places, ranks), needs=_NEEDS)
-                  for ranks in _HOST_RANKS]
+        steps += [Step(f"python/{name}/{ranks}", lambda name=name, ranks=ranks: _engine(places, name, ranks),
+                       needs=_NEEDS) for name in _LATER_ENGINES for ranks in (2, 4)]
     steps.append(Step("python/types", lambda: python_types.check(places), needs=(FETCHED,)))
     steps.append(Step("python/wheel", lambda: _wheel(places), needs=_NEEDS))
     return steps
@@ -221,13 +223,22 @@ def _unchanged_script(places: Places) -> Iterator[Step]:
     yield Step(f"python/first-release-preload/{ranks}", lambda: run(True), needs=BUILT)
 
 
-def _over_later_interface(places: Places, words: Sequence[str], path: Sequence[pathlib.Path]) -> Finished:
-    """A program for NVIDIA's package of the later interface, which finds functions that are loaded already."""
+def _over_later_interface(places: Places, words: Sequence[str], path: Sequence[pathlib.Path],
+                          engine: pathlib.Path | None = None) -> Finished:
+    """A program for NVIDIA's package of the later interface, or an engine's library, which find functions that are
+    loaded already."""
+    stand_ins = places.libraries / "libncclep_hostsim.so"
     with tempfile.TemporaryDirectory() as home:
-        stand_ins = places.libraries / "libncclep_hostsim.so"
         (pathlib.Path(home) / "libnccl.so.2").symlink_to(stand_ins)
+        preloaded = [places.libraries / "libnccl_ep_2.so", stand_ins]
+        if engine:
+            built = command.run(("python3", str(ROOT / _STUBS), str(engine), str(stand_ins), home),
+                                places.environment, 60)
+            if built.status != 0:
+                return built
+            preloaded.insert(0, pathlib.Path(home) / "stubs.so")
         environment = {**places.environment, **_environment(places), "NCCL_EP_TIMEOUT_MS": "30000",
-                       "LD_LIBRARY_PATH": home, "LD_PRELOAD": f"{places.libraries / 'libnccl_ep_2.so'}:{stand_ins}",
+                       "LD_LIBRARY_PATH": home, "LD_PRELOAD": ":".join(map(str, preloaded)),
                        "PYTHONPATH": os.pathsep.join(map(str, (*path, places.deps / "nccl-ep")))}
         return command.run(words, environment, 120)
 
@@ -237,10 +248,15 @@ def _others_package(places: Places) -> tuple[Counts, str]:
     return counts.closing_line(finished), finished.output
 
 
-def _flashinfer(places: Places, ranks: int) -> tuple[Counts, str]:
-    path = [ROOT / "python", *(places.deps / name for name in ("torch", "pytest"))]
-    words = (*_FORKED, str(ranks), *_pytest(ROOT / _FLASHINFER, root=ROOT / "python" / "tests"))
-    finished = _over_later_interface(places, words, path)
+def _engine(places: Places, name: str, ranks: int) -> tuple[Counts, str]:
+    """An engine's own files, from the folder that NCCL_EP_ENGINES names."""
+    path = [ROOT / "python", *(places.deps / folder for folder in ("torch", "pytest"))]
+    tests = ROOT / "python" / "tests"
+    words = (*_FORKED, str(ranks), *_pytest(tests / "engines" / f"test_{name}.py", root=tests))
+    root, library = pathlib.Path(places.environment["NCCL_EP_ENGINES"]), "transformer_engine/wheel_lib"
+    found = [*root.glob(f"{library}/libtransformer_engine.so"), *root.glob(f"*/{library}/libtransformer_engine.so")]
+    engine = found[0] if found and name == "transformer_engine" else None
+    finished = _over_later_interface(places, words, path, engine)
     return counts.closing_line(finished), finished.output
 
 

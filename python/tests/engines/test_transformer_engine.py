@@ -213,35 +213,70 @@ def expected(world, rows, ids, weights, vectors):
     return (factors[:, :, None] * results).sum(1)
 
 
+class Step:
+    """A forward pass of one micro-batch, checked; `backward` checks its gradients."""
+
+    def __init__(self, ep, buffer, world, device, number, dtype=torch.int64):
+        random = torch.Generator().manual_seed(7)
+        vectors = torch.randn((LOCAL * world[1], HIDDEN), generator=random).to(device)
+        own = vectors[world[0] * LOCAL:][:LOCAL]
+        random.manual_seed(100 * number + world[0])
+        count = MOST - 3 * ((world[0] + number) % 4)
+        tokens, self.grad = (torch.randn((count, HIDDEN), generator=random).bfloat16().to(device) for _ in range(2))
+        ids = torch.rand((count, len(vectors)), generator=random).argsort(1)[:, :TOP_K].to(dtype)
+        ids[torch.rand(ids.shape, generator=random) < 0.1] = -1
+        ids, weights = ids.contiguous().to(device), torch.rand(ids.shape, generator=random).to(device)
+        self.given = [each.clone().requires_grad_() for each in (tokens, weights)]
+        self.wanted = [each.clone().requires_grad_() for each in (tokens.float(), weights)]
+        received, factors, counts = ep.ep_dispatch(buffer, self.given[0], ids, self.given[1])
+        total = int(buffer.total_recv_tokens)
+        assert total == int(counts.sum()) and not (counts % ALIGNMENT).any()
+        parts = torch.tanh(received[:total].float() * own.repeat_interleave(counts, 0)) * factors[:total, None]
+        results = torch.nn.functional.pad(parts, (0, 0, 0, len(received) - total)).bfloat16()
+        self.got = ep.ep_combine(buffer, results, num_local_tokens=count)
+        self.want = expected(world, self.wanted[0], ids, self.wanted[1], vectors)
+        torch.testing.assert_close(self.got.float(), self.want, rtol=5e-2, atol=5e-2)
+
+    def backward(self):
+        for each in (self.got, self.want):
+            (each.float() * self.grad.float()).sum().backward()
+        tokens, weights = zip(self.given, self.wanted)
+        torch.testing.assert_close(tokens[0].grad.float(), tokens[1].grad, rtol=6e-2, atol=6e-2)
+        torch.testing.assert_close(weights[0].grad, weights[1].grad, rtol=5e-2, atol=0.5)
+
+
 @pytest.mark.parametrize("rows, fused", [(None, False), (4096, False), (4096, True)], ids=["eager", "bound", "fused"])
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_layer(bootstrapped, world, device, rows, fused, dtype):
     """Forward and backward, several steps: exactly what comes, within a bound, and counted by the dispatch."""
     buffer, ep = bootstrapped(rows, fused)
-    random = torch.Generator().manual_seed(7)
-    vectors = torch.randn((LOCAL * world[1], HIDDEN), generator=random).to(device)
-    own = vectors[world[0] * LOCAL:][:LOCAL]
-    random.manual_seed(world[0])
-    for step in range(3):
-        count = MOST - 3 * ((world[0] + step) % 4)
-        tokens, grad = (torch.randn((count, HIDDEN), generator=random).bfloat16().to(device) for _ in range(2))
-        ids = torch.rand((count, len(vectors)), generator=random).argsort(1)[:, :TOP_K].to(dtype)
-        ids[torch.rand(ids.shape, generator=random) < 0.1] = -1
-        ids, weights = ids.contiguous().to(device), torch.rand(ids.shape, generator=random).to(device)
-        given = [each.clone().requires_grad_() for each in (tokens, weights)]
-        wanted = [each.clone().requires_grad_() for each in (tokens.float(), weights)]
-        received, factors, counts = ep.ep_dispatch(buffer, given[0], ids, given[1])
-        total = int(buffer.total_recv_tokens)
-        assert total == int(counts.sum()) and not (counts % ALIGNMENT).any()
-        parts = torch.tanh(received[:total].float() * own.repeat_interleave(counts, 0)) * factors[:total, None]
-        results = torch.nn.functional.pad(parts, (0, 0, 0, len(received) - total)).bfloat16()
-        got = ep.ep_combine(buffer, results, num_local_tokens=count)
-        want = expected(world, wanted[0], ids, wanted[1], vectors)
-        torch.testing.assert_close(got.float(), want, rtol=5e-2, atol=5e-2)
-        (got.float() * grad.float()).sum().backward()
-        (want * grad.float()).sum().backward()
-        torch.testing.assert_close(given[0].grad.float(), wanted[0].grad, rtol=6e-2, atol=6e-2)
-        torch.testing.assert_close(given[1].grad, wanted[1].grad, rtol=5e-2, atol=0.5)
+    for number in range(3):
+        Step(ep, buffer, world, device, number, dtype).backward()
+
+
+@pytest.mark.parametrize("rows", [None, 4096], ids=["eager", "bound"])
+def test_micro_batches(bootstrapped, world, device, rows):
+    """Several passes on the way, each with memory of its own for the routing, as Megatron-Core's `ncclep` has it."""
+    first, ep = bootstrapped(rows)
+    buffers = [first, *(ep.EpBuffer(TOP_K, MOST, HIDDEN, LOCAL, rows, ALIGNMENT, device=device) for _ in range(2))]
+    steps = [Step(ep, buffer, world, device, number) for number, buffer in enumerate(buffers)]
+    for step in (steps[1], steps[0], steps[2]):
+        step.backward()
+
+
+def test_moved_routing(bootstrapped, loaded, world, device):
+    """Operations on a copy of the routing's memory, which XLA may move."""
+    (buffer, ep), extension = bootstrapped(4096), loaded[1]
+    ids = torch.arange(MOST * TOP_K, device=device).view(MOST, TOP_K) % (LOCAL * world[1])
+    ep.ep_prepare(buffer, ids)
+    moved = buffer.handle_mem.clone()
+    buffer.handle_mem.fill_(255)
+    tokens = torch.randn((MOST, HIDDEN), device=device).bfloat16()
+    rows, weights = tokens.new_empty(4096, HIDDEN), torch.ones(ids.shape, device=device)
+    extension.ep_dispatch(moved, ids, tokens, weights, rows, weights.new_empty(4096))
+    result = torch.empty_like(tokens)
+    extension.ep_combine(moved, rows, result)
+    torch.testing.assert_close(result.float(), TOP_K * tokens.float(), rtol=2e-2, atol=2e-2)
 
 
 def scaled(rank, size, device):

@@ -152,10 +152,10 @@ def loaded(world, device):
 
 
 def _make_home(home):
-    """The folder in which it looks for the library."""
+    """The folder in which it looks for the library, as an installation has it."""
     library = pathlib.Path(os.environ["NCCL_EP_LIBRARY"]).with_name("libnccl_ep_2.so")
     (home / "lib").mkdir()
-    (home / "lib" / "libnccl_ep.so").symlink_to(library)
+    (home / "lib" / "libnccl_ep.so.0").symlink_to(library)
 
 
 def _without_gpu(patch):
@@ -199,6 +199,8 @@ def bootstrapped(loaded, world, device, request):
     def make(rows, fused=False, **more):
         extension.fused = fused
         ep.ep_bootstrap(group, LOCAL * world[1], MOST, HIDDEN, TOP_K, rows, **more)
+        # Not the one that it brings.
+        assert "wheel_lib/libnccl_ep" not in pathlib.Path("/proc/self/maps").read_text()
         return ep.EpBuffer(TOP_K, MOST, HIDDEN, LOCAL, rows, ALIGNMENT, device=device), ep
 
     yield make

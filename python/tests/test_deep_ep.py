@@ -92,13 +92,20 @@ def test_layout(buffer, problem, world):
     assert ranks.dtype == experts.dtype == torch.int32 and event.event is None
 
 
-def test_layout_over_nodes():
-    from nccl_ep.deep_ep.high_throughput import layout
+def test_layout_over_nodes(device):
+    """On GPUs by a kernel; also of ids that name no expert, which torch's operations count there, too."""
+    from nccl_ep.deep_ep.layout import _counted_by_torch, layout
 
-    ranks, nodes, _, goes = layout(torch.tensor([[0, 31], [7, 5], [-1, 17]]), 32, 16)
+    ranks, nodes, _, goes = layout(torch.tensor([[0, 31], [7, 5], [-1, 17]], device=device), 32, 16)
     assert nodes.tolist() == [2, 2] and goes.sum().item() == 5
     assert ranks[[0, 15, 3, 2, 8]].tolist() == [1] * 5
-    assert layout(torch.empty((0, 2), dtype=torch.int64), 32, 16)[1].tolist() == [0, 0]
+    assert layout(torch.empty((0, 2), dtype=torch.int64, device=device), 32, 16)[1].tolist() == [0, 0]
+    for tokens, num_ranks in ((1, 3), (33, 8), (500, 12)):
+        ids = torch.randint(-3, 40, (tokens, 5), device=device, dtype=torch.int32)[:, 1:]
+        num_experts = 36 // num_ranks * num_ranks
+        ranks, _, experts, goes = layout(ids, num_experts, num_ranks)
+        for have, want in zip((ranks, experts, goes), _counted_by_torch(ids.cpu().long(), num_experts, num_ranks)):
+            assert torch.equal(have.cpu(), want) and have.dtype == want.dtype
 
 
 @pytest.mark.parametrize("scaled", [False, True])

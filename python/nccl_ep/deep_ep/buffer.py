@@ -9,6 +9,7 @@ import torch
 from nccl_ep.arguments import integer
 from nccl_ep.deep_ep import high_throughput, low_latency
 from nccl_ep.deep_ep.events import EventHandle, EventOverlap
+from nccl_ep.deep_ep.layout import layout
 from nccl_ep.deep_ep.low_latency import Hook, Timing
 from nccl_ep.deep_ep.pool import Slot
 from nccl_ep.deep_ep.shared import Sharing
@@ -111,8 +112,8 @@ class Buffer(Sharing):
         an event, for ids [T, K]. `dispatch` ignores all but the number of experts."""
         if integer("num_experts", num_experts, least=1) % self.group_size:
             raise ValueError(f"num_experts: {num_experts} is no multiple of {self.group_size} ranks")
-        with self._comm.on(previous_event, [topk_idx], async_finish) as beside:
-            result = high_throughput.layout(topk_idx, num_experts, self.group_size)
+        with self._comm.on(previous_event, [topk_idx], async_finish, local=True) as beside:
+            result = layout(topk_idx, num_experts, self.group_size)
         return *result, self._comm.finish(beside, async_finish, result)
 
     @without_gradients

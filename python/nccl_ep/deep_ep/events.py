@@ -64,25 +64,23 @@ class CommStream:
         self._last = Use()  # groups of one Buffer do not wait for ranks at the same time
 
     @contextlib.contextmanager
-    def on(self, previous: Any, inputs: Iterable[Any], asynchronous: bool) -> Iterator[bool]:
-        """Runs what is inside behind `previous`, an event, or the current stream; whether beside the current stream."""
+    def on(self, previous: Any, inputs: Iterable[Any], asynchronous: bool, local: bool = False) -> Iterator[bool]:
+        """Runs what is inside behind `previous`, an event, or the current stream; whether beside the current stream.
+        What is `local` waits for no other rank."""
         event = getattr(previous, "event", previous)
         beside = self.stream is not None and (asynchronous or event is not None)
-        if not beside:
-            yield from self._in_turn(beside)
-            return
-        if event is None:
+        if beside and event is None:
             self.stream.wait_stream(current_stream())
-        with on_stream(self.stream):
-            if event is not None:
-                event.current_stream_wait()
-            _keep(inputs, self.stream)
-            yield from self._in_turn(beside)
-
-    def _in_turn(self, beside: bool) -> Iterator[bool]:
-        self._last.current_stream_wait()
-        yield beside
-        self._last.note()
+        with on_stream(self.stream) if beside else contextlib.nullcontext():
+            if beside:
+                if event is not None:
+                    event.current_stream_wait()
+                _keep(inputs, self.stream)
+            if not local:
+                self._last.current_stream_wait()
+            yield beside
+            if not local:
+                self._last.note()
 
     def finish(self, beside: bool, asynchronous: bool, outputs: Iterable[Any]) -> EventOverlap:
         """What an operation returns: its event, or none if the current stream waits for it."""

@@ -11,12 +11,9 @@ from nccl_ep.choices import Choice
 from nccl_ep.group import EpGroup
 from nccl_ep.handle import EpHandle
 from nccl_ep.results import DispatchResult
-from nccl_ep.routing import known_ids
 from nccl_ep.runtime import HostCopy
 from nccl_ep.scales import checked_scales
 from nccl_ep.tensors import Tag, checked, checked_integers, describe
-
-_NODE = 8  # ranks of a node, as DeepEP counts them
 
 
 class Routing:
@@ -31,22 +28,6 @@ class Routing:
     def __getitem__(self, place: object) -> Any:
         raise NotImplementedError("handle[..]: this handle has no tensors; rows come in the order of "
                                   "source rank and token")
-
-
-def layout(topk_idx: torch.Tensor, num_experts: int, num_ranks: int) -> tuple[Any, ...]:
-    """num_tokens_per_rank int32 [R], per_rdma_rank (None up to 8 ranks), per_expert int32 [E],
-    is_token_in_rank bool [T, R] of ids [T, K]; local, and nobody waits."""
-    ids = known_ids(topk_idx, num_experts)
-    # Few operations: each costs the host more time than the GPU.
-    named = torch.zeros((ids.shape[0], num_experts + 1), dtype=torch.int32, device=ids.device)
-    named.scatter_add_(1, ids, torch.ones((), dtype=torch.int32, device=ids.device).expand(ids.shape))
-    named = named[:, :num_experts]
-    goes = named.unflatten(1, (num_ranks, -1)).any(dim=2)
-    nodes = None
-    if num_ranks > _NODE:
-        whole = torch.nn.functional.pad(goes, (0, -num_ranks % _NODE))
-        nodes = whole.unflatten(1, (-1, _NODE)).any(dim=2).sum(dim=0, dtype=torch.int32)
-    return goes.sum(dim=0, dtype=torch.int32), nodes, named.sum(dim=0, dtype=torch.int32), goes
 
 
 class Given(NamedTuple):

@@ -1,9 +1,10 @@
 // What the tests of the later interface share, and where they begin; see second.h.
-#define _GNU_SOURCE  // mkstemp, setenv
+#define _GNU_SOURCE  // memfd_create, setenv
 #include "suites/second/second.h"
 
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "harness/nodes.h"
@@ -121,9 +122,9 @@ ncclEpHandleConfig_t handle_config_of(const Case* test) {
 bool ranks_share_a_node(void) { return ep_num_nodes() == 1; }
 
 int make_file(char name[kPathBytes]) {
-    const char* folder = getenv("TMPDIR");
-    snprintf(name, kPathBytes, "%s/nccl_ep_second_XXXXXX", folder != NULL ? folder : P_tmpdir);
-    return mkstemp(name);
+    const int file = memfd_create("nccl_ep_second", 0);
+    snprintf(name, kPathBytes, "/proc/self/fd/%d", file);
+    return file;
 }
 
 // Texts are told by NCCL_DEBUG alone, which the library reads before its first line.
@@ -133,13 +134,12 @@ __attribute__((constructor)) static void open_log(void) {
     char name[kPathBytes];
     const int made = make_file(name);
     g_log = open(name, O_RDONLY);
-    const bool is_open = made >= 0 && close(made) == 0 && g_log >= 0;
+    snprintf(name, sizeof(name), "/proc/self/fd/%d", g_log);
+    const bool is_open = g_log >= 0 && close(made) == 0;
     if (!is_open || setenv("NCCL_DEBUG", "WARN", 1) != 0 || setenv("NCCL_DEBUG_FILE", name, 1) != 0) {
         abort();
     }
 }
-
-__attribute__((destructor)) static void remove_log(void) { unlink(getenv("NCCL_DEBUG_FILE")); }
 
 // The lines that were logged since the last call.
 static const char* new_lines(void) {

@@ -112,7 +112,7 @@ EP_TEST(rows_in_memory_are_not_waited_for_without_end) {
 }
 
 // A file of choices that no operation can follow here, as its warning tells that it was asked.
-static void write_choices(const EpEnv* env, char path[kPathBytes]) {
+static FILE* write_choices(const EpEnv* env, char path[kPathBytes]) {
     FILE* file = fdopen(make_file(path), "w");
     EP_REQUIRE(file != NULL);
     fprintf(file,
@@ -120,14 +120,15 @@ static void write_choices(const EpEnv* env, char path[kPathBytes]) {
             "\"choices\": [{\"operation\": \"ht_dispatch\", \"tokens\": 4096, \"variant\": \"ht.direct\"},"
             " {\"operation\": \"ht_combine\", \"tokens\": 4096, \"variant\": \"ht.pull\"}]}",
             env->size);
-    EP_REQUIRE(fclose(file) == 0);
+    EP_REQUIRE(fflush(file) == 0);
+    return file;
 }
 
 // Also for the first operation on memory whose routing another handle has made.
 EP_TEST(choices_are_made_for_memory_of_others) {
     if (!ep_on_host_backend() || !ranks_share_a_node()) return;
     char path[kPathBytes];
-    write_choices(env, path);
+    FILE* file = write_choices(env, path);
     EP_WITH_VARIABLE("NCCL_EP_TUNING_FILE", path);
     Run run;
     Case test = kSmallHt;
@@ -145,7 +146,7 @@ EP_TEST(choices_are_made_for_memory_of_others) {
         ep_sync(env);
         run_close(&run);
     }
-    EP_CHECK(unlink(path) == 0);
+    EP_CHECK(fclose(file) == 0);
 }
 
 // What is in memory that holds no routing of such a handle.

@@ -72,7 +72,7 @@ void check_refused(EpSite site, ncclResult_t actual, ncclResult_t expected, cons
 // Skips lines that no check reads.
 void forget_lines(void);
 
-enum { kPathBytes = 4096 };
+enum { kPathBytes = 32 };
 
-// Creates a file in TMPDIR and writes its path to `name`; returns its descriptor, negative on failure.
+// Creates a file in memory and writes its path to `name`; returns its descriptor, with which it ends.
 int make_file(char name[kPathBytes]);

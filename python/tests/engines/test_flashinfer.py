@@ -4,16 +4,15 @@ Of FlashInfer's wheel only `flashinfer/moe_ep` is loaded. Experts are plain torc
 kernels; without GPUs, the few answers that it asks of `torch.cuda` are given here.
 """
 
-import contextlib
 import ctypes
 import importlib
-import os
-import pathlib
 import sys
 import types
 
 import pytest
 import torch
+
+from loading import folder, forget, routing, weighted, without_gpu
 
 pytestmark = pytest.mark.high_throughput
 # One of the sizes that FlashInfer lets through in low latency.
@@ -31,31 +30,20 @@ class OnDevice(torch.Tensor):
 @pytest.fixture(scope="module")
 def moe_ep(device):
     """`flashinfer.moe_ep`, without what `flashinfer` itself would load."""
-    if "NCCL_EP_ENGINES" not in os.environ:
-        pytest.skip("NCCL_EP_ENGINES names no folder")
-    root = pathlib.Path(os.environ["NCCL_EP_ENGINES"])
-    found = [*root.glob("flashinfer/moe_ep"), *root.glob("*/flashinfer/moe_ep")]
-    if not found:
-        pytest.skip(f"no flashinfer/moe_ep in {root}")
+    place = folder("flashinfer/moe_ep")
     if not hasattr(ctypes.CDLL(None), "ncclEpInitHandle"):
         pytest.skip("no libnccl_ep.so.0 is preloaded")
     pytest.importorskip("nccl.ep", reason="no package nccl.ep")
     package = types.ModuleType("flashinfer")
-    package.__path__ = [str(found[0].parent)]
+    package.__path__ = [str(place / "flashinfer")]
     sys.modules["flashinfer"] = package
     with pytest.MonkeyPatch.context() as patch:
-        if device.type == "cpu":
-            stream = types.SimpleNamespace(cuda_stream=0)
-            answers = {"is_available": False, "is_current_stream_capturing": False, "current_device": 0,
-                       "current_stream": stream, "device": contextlib.nullcontext()}
-            for name, answer in answers.items():
-                patch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
+        if without_gpu(patch, device):
             _wait_in_each_call(patch)
         module = importlib.import_module("flashinfer.moe_ep")
         _add_kernels()
         yield module
-    for name in [each for each in sys.modules if each.partition(".")[0] == "flashinfer"]:
-        del sys.modules[name]
+    forget("flashinfer")
 
 
 def _wait_in_each_call(patch):
@@ -88,13 +76,8 @@ class Experts:
         rows = rows.view(torch.bfloat16).float()
         return torch.tanh(rows.repeat(1, HIDDEN // self.width) * self.vectors[expert])
 
-    def weighted(self, rows, ids, weights):
-        """The sum of a row's experts, by global ids."""
-        total = torch.zeros((len(rows), HIDDEN), device=rows.device)
-        for expert in range(len(self.vectors)):
-            factor = torch.where(ids == expert, weights, 0.0).sum(1, keepdim=True)
-            total = torch.where(factor != 0, total + factor * self.result(expert, rows), total)
-        return total
+    def sum(self, rows, ids, weights):
+        return weighted(rows, ids, weights, len(self.vectors), self.result)
 
     def compute(self, ctx):
         first = self.rank * LOCAL
@@ -105,7 +88,7 @@ class Experts:
         rows = tensors.reshape(-1, tensors.shape[-1])
         ids = ctx.recv_topk_idx.long()
         ids = torch.where((ids >= 0) & (ids < LOCAL), ids + first, -1)
-        return self.weighted(rows, ids, ctx.recv_topk_weights).bfloat16().view(*tensors.shape[:2], HIDDEN)
+        return self.sum(rows, ids, ctx.recv_topk_weights).bfloat16().view(*tensors.shape[:2], HIDDEN)
 
 
 def _add_kernels():
@@ -145,13 +128,10 @@ class Steps:
         if tokens is None:
             tokens = 0 if rank == seed % (size + 1) else MOST - 3 * rank % MOST - seed
         rows = torch.randn((tokens, HIDDEN), generator=random).bfloat16()
-        ids = torch.rand((tokens, LOCAL * size), generator=random).argsort(1)[:, :min(TOP_K, LOCAL * size)].contiguous()
-        ids[torch.rand(ids.shape, generator=random) < 0.2] = -1
-        weights = torch.rand(ids.shape, generator=random)
-        return [each.to(self.device) for each in (rows, ids, weights)]
+        return [each.to(self.device) for each in (rows, *routing(random, tokens, LOCAL * size, TOP_K, lost=0.2))]
 
     def check(self, got, rows, ids, weights):
-        wanted = self.experts.weighted(self.experts.sent(rows), ids, weights)
+        wanted = self.experts.sum(self.experts.sent(rows), ids, weights)
         torch.testing.assert_close(got.float(), wanted, rtol=5e-2, atol=5e-2)
 
 

@@ -1,14 +1,9 @@
 """Megatron-Core's own files over the package named `deep_ep`: the autograd functions of its flex dispatcher, then whole
-MoE layers against its all-to-all dispatcher and dense torch.
-
-NCCL_EP_ENGINES names folders with its unpacked package, separated as in PATH; the first is used.
-"""
+MoE layers against its all-to-all dispatcher and dense torch."""
 
 import ast
-import contextlib
 import importlib.util
 import itertools
-import os
 import pathlib
 import sys
 import types
@@ -19,6 +14,7 @@ import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
 
 from documents import ROOT, snippets
+from loading import deep_ep, folder, without_gpu
 from nccl_ep.layers import EPAll2AllLayer
 from problems import Problem
 
@@ -28,33 +24,10 @@ _STASH = "megatron.core.transformer.moe.ops.paged_stash"
 _HIDDEN, _LOCAL = 64, 2
 
 
-def _folder() -> pathlib.Path:
-    for place in filter(None, os.environ.get("NCCL_EP_ENGINES", "").split(os.pathsep)):
-        folder = pathlib.Path(place)
-        for candidate in (folder, *sorted(folder.glob("*"), reverse=True)):
-            if (candidate / _FILE).exists():
-                return candidate
-    pytest.skip("NCCL_EP_ENGINES names no folder with Megatron-Core")
-
-
-class _Stream:
-    """A stream or an event where there are none: all that is enqueued has been done."""
-
-    def __init__(self, *_, **__) -> None:
-        self.wait = self.record = self.wait_stream = self.wait_event = self.synchronize = lambda *_: None
-
-    def record_event(self) -> "_Stream":
-        return self
-
-
-def _without_gpu(patch: pytest.MonkeyPatch, device: torch.device) -> None:
-    stream, single = _Stream(), dist.all_to_all_single
-    for name, value in (("Stream", _Stream), ("Event", _Stream), ("current_stream", lambda *_: stream),
-                        ("stream", contextlib.nullcontext), ("current_device", lambda: device)):
-        patch.setattr(torch.cuda, name, value)
-    patch.setattr(torch.Tensor, "record_stream", lambda *_: None)
-    # Its all-to-all dispatcher brings numbers of rows to the host only from a GPU; without one, tensors stay where
-    # lists are due.
+def _lists_of_rows(patch: pytest.MonkeyPatch) -> None:
+    """Its all-to-all dispatcher brings numbers of rows to the host only from a GPU; without one, tensors stay where
+    lists are due."""
+    single = dist.all_to_all_single
     patch.setattr(dist, "all_to_all_single", lambda *words, **settings: single(*words, **{
         name: value.tolist() if torch.is_tensor(value) else value for name, value in settings.items()}))
 
@@ -64,10 +37,9 @@ def core(world, device):
     """The package `megatron.core`. What is not about communication and missing here has stand-ins."""
     if world[1] == 1:
         pytest.skip("its flex dispatcher needs two ranks")
-    folder = _folder()
-    with pytest.MonkeyPatch.context() as patch:
-        for path in (folder, ROOT / "python" / "deep-ep"):
-            patch.syspath_prepend(str(path))
+    place = folder(_FILE)
+    with pytest.MonkeyPatch.context() as patch, deep_ep():
+        patch.syspath_prepend(str(place))
         pytest.importorskip("numpy", reason="Megatron-Core needs NumPy, also from its folder")
         patch.setenv("TORCHDYNAMO_DISABLE", "1")  # it compiles functions of routers, which takes minutes
         if importlib.util.find_spec("triton") is None:  # kernels for activations, imported without a look for it
@@ -75,20 +47,15 @@ def core(world, device):
             vars(stash).update(dict.fromkeys(("GLOBAL_BLOCK_SIZE", "paged_stash_copy_kernel",
                                               "paged_stash_pop_kernel")))
             patch.setitem(sys.modules, _STASH, stash)
-        if device.type == "cpu":
-            _without_gpu(patch, device)
+        if without_gpu(patch, device, current_device=device):
+            _lists_of_rows(patch)
         import megatron.core
         from megatron.core.transformer.moe import fused_a2a, moe_utils
 
-        assert pathlib.Path(fused_a2a.__file__).is_relative_to(folder) and fused_a2a.HAVE_DEEP_EP
+        assert pathlib.Path(fused_a2a.__file__).is_relative_to(place) and fused_a2a.HAVE_DEEP_EP
         # 0.16 reads this name also where Transformer Engine, which has it, is not installed.
         patch.setattr(moe_utils, "te_general_gemm", getattr(moe_utils, "te_general_gemm", None), raising=False)
         yield megatron.core
-        from nccl_ep.deep_ep import shared
-
-        for each in shared._SHARED.values():
-            each.close()
-        shared._SHARED.clear()
 
 
 @pytest.fixture

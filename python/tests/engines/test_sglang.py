@@ -1,18 +1,14 @@
-"""SGLang's dispatchers and what uses them, as published, over `deep_ep`.
+"""SGLang's dispatchers and what uses them, as published, over `deep_ep`."""
 
-NCCL_EP_ENGINES names a folder with its unpacked wheel.
-"""
-
-import pathlib
-import sys
 from typing import NamedTuple
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from loading import deep_ep
 from problems import Problem
-from sglang_engine import Engine, engine_folder
+from sglang_engine import sglang
 
 pytestmark = pytest.mark.high_throughput
 _MOST = 32
@@ -24,30 +20,17 @@ class TopK(NamedTuple):
     router_logits: None = None
 
 
+@pytest.fixture(scope="module", autouse=True)
+def package():
+    with deep_ep():
+        yield
+
+
 @pytest.fixture
 def engine(world, device, monkeypatch):
-    folder = engine_folder()
-    if folder is None:
-        pytest.skip("NCCL_EP_ENGINES names no folder with SGLang's package")
-    monkeypatch.syspath_prepend(str(pathlib.Path(__file__).parents[2] / "deep-ep"))
     monkeypatch.setenv("SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK", str(_MOST))
     monkeypatch.setenv("SGLANG_DEEPEP_V2_NUM_MAX_DISPATCH_TOKENS_PER_RANK", str(_MOST))
-    finders = list(sys.meta_path)
-    yield Engine(folder, monkeypatch, device)
-    sys.meta_path[:] = finders
-    for name in [each for each in sys.modules if each.split(".")[0] == "sglang"]:
-        del sys.modules[name]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def kept():
-    """Closes in the end what Buffers that are never destroyed leave."""
-    yield
-    from nccl_ep.deep_ep import shared
-
-    for each in shared._SHARED.values():
-        each.close()
-    shared._SHARED.clear()
+    yield from sglang(monkeypatch, device)
 
 
 def problem_of(world, device, seed=1, hidden=128, masked=True) -> Problem:

@@ -15,6 +15,8 @@ import types
 import pytest
 import torch
 
+from loading import folder, routing, weighted, without_gpu
+
 pytestmark = pytest.mark.high_throughput
 HIDDEN, MOST, TOP_K, LOCAL, ALIGNMENT = 512, 12, 3, 3, 16
 _SOURCE = "transformer_engine/pytorch/ep.py"
@@ -122,12 +124,7 @@ class Extension(types.ModuleType):
 @pytest.fixture(scope="module")
 def loaded(world, device):
     """`ep.py`, the extension's stand-in, and what it needs of the process group."""
-    if "NCCL_EP_ENGINES" not in os.environ:
-        pytest.skip("NCCL_EP_ENGINES names no folder")
-    root = pathlib.Path(os.environ["NCCL_EP_ENGINES"])
-    sources, libraries = ([*root.glob(name), *root.glob(f"*/{name}")] for name in (_SOURCE, _LIBRARY))
-    if not sources or not libraries:
-        pytest.skip(f"no {_LIBRARY if sources else _SOURCE} in {root}")
+    source, library = folder(_SOURCE) / _SOURCE, folder(_LIBRARY) / _LIBRARY
     if world[1] == 1:
         pytest.skip("it refuses a group of one rank")
     if device.type == "cpu" and "LD_PRELOAD" not in os.environ:
@@ -137,9 +134,9 @@ def loaded(world, device):
         # Headers that NVIDIA's library compiles its kernels with: it wants to know them, nothing here reads them.
         for name in ("HOME", "JIT_BUILD_INCLUDE_DIR", "JIT_CUDA_INCLUDE_DIR"):
             patch.setenv(f"NCCL_EP_{name}", home)
-        wait = _without_gpu(patch) if device.type == "cpu" else lambda: None
-        extension = Extension(ctypes.CDLL(str(libraries[0]), mode=ctypes.RTLD_GLOBAL), world, wait)
-        for name, module in _modules(sources[0].parent, extension).items():
+        wait = _wait_in_each_call(patch) if without_gpu(patch, device) else lambda: None
+        extension = Extension(ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL), world, wait)
+        for name, module in _modules(source.parent, extension).items():
             patch.setitem(sys.modules, name, module)
         ep = importlib.import_module("transformer_engine.pytorch.ep")
         if device.type == "cpu":
@@ -158,10 +155,8 @@ def _make_home(home):
     (home / "lib" / "libnccl_ep.so.0").symlink_to(library)
 
 
-def _without_gpu(patch):
-    stream = types.SimpleNamespace(cuda_stream=0, synchronize=lambda: None)
-    for name, answer in {"current_device": 0, "current_stream": stream, "is_current_stream_capturing": False}.items():
-        patch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
+def _wait_in_each_call(patch):
+    """Stand-ins run streams on threads, and torch reads memory of the CPU at once."""
     empty = torch.empty
     patch.setattr(torch, "empty", lambda *sizes, pin_memory=False, **more: empty(*sizes, **more))
     patch.setattr(torch.distributed, "barrier", lambda **_: None)
@@ -207,14 +202,6 @@ def bootstrapped(loaded, world, device, request):
     ep.ep_finalize()
 
 
-def expected(world, rows, ids, weights, vectors):
-    """The layer's result on one rank."""
-    results = torch.tanh(rows.float()[:, None] * vectors)  # of each expert
-    factors = torch.zeros(ids.shape[0], len(vectors) + 1, device=rows.device)
-    factors = factors.scatter_add(1, ids.long() % (len(vectors) + 1), weights)[:, :-1]
-    return (factors[:, :, None] * results).sum(1)
-
-
 class Step:
     """A forward pass of one micro-batch, checked; `backward` checks its gradients."""
 
@@ -225,9 +212,8 @@ class Step:
         random.manual_seed(100 * number + world[0])
         count = MOST - 3 * ((world[0] + number) % 4)
         tokens, self.grad = (torch.randn((count, HIDDEN), generator=random).bfloat16().to(device) for _ in range(2))
-        ids = torch.rand((count, len(vectors)), generator=random).argsort(1)[:, :TOP_K].to(dtype)
-        ids[torch.rand(ids.shape, generator=random) < 0.1] = -1
-        ids, weights = ids.contiguous().to(device), torch.rand(ids.shape, generator=random).to(device)
+        ids, weights = routing(random, count, len(vectors), TOP_K, lost=0.1)
+        ids, weights = ids.to(device, dtype), weights.to(device)
         self.given = [each.clone().requires_grad_() for each in (tokens, weights)]
         self.wanted = [each.clone().requires_grad_() for each in (tokens.float(), weights)]
         received, factors, counts = ep.ep_dispatch(buffer, self.given[0], ids, self.given[1])
@@ -236,7 +222,8 @@ class Step:
         parts = torch.tanh(received[:total].float() * own.repeat_interleave(counts, 0)) * factors[:total, None]
         results = torch.nn.functional.pad(parts, (0, 0, 0, len(received) - total)).bfloat16()
         self.got = ep.ep_combine(buffer, results, num_local_tokens=count)
-        self.want = expected(world, self.wanted[0], ids, self.wanted[1], vectors)
+        self.want = weighted(self.wanted[0], ids, self.wanted[1], len(vectors),
+                             lambda expert, rows: torch.tanh(rows * vectors[expert]))
         torch.testing.assert_close(self.got.float(), self.want, rtol=5e-2, atol=5e-2)
 
     def backward(self):
@@ -287,8 +274,7 @@ def scaled(rank, size, device):
     count = MOST - 2 * rank
     data, scales = (torch.randint(1, 127, (count, width), generator=random, dtype=torch.uint8).to(device)
                     for width in (HIDDEN, HIDDEN // 32))
-    ids = torch.rand((count, LOCAL * size), generator=random).argsort(1)[:, :TOP_K].contiguous().to(device)
-    return data, scales, ids
+    return data, scales, routing(random, count, LOCAL * size, TOP_K, lost=0)[0].to(device)
 
 
 @pytest.mark.parametrize("backward", [False, True])

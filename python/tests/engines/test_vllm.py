@@ -1,8 +1,5 @@
 """vLLM's own files over `deep_ep`, unchanged: managers, the choice of a backend, prepare and finalize, the steps of its
-modular kernel, and two micro-batches in threads. What they import of the rest of vLLM is a stand-in.
-
-NCCL_EP_ENGINES names vLLM's sources (0.33.0 is known to work), or the folder that theirs is in.
-"""
+modular kernel, and two micro-batches in threads. What they import of the rest of vLLM is a stand-in."""
 
 import importlib.util
 import threading
@@ -11,7 +8,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from vllm_files import FP8, named, plain, quantized, vllm
+from loading import FP8, plain, weighted
+from vllm_files import named, quantized_input, vllm
 
 pytestmark = pytest.mark.high_throughput
 _MOST, _TOP_K, _LOCAL = 64, 3, 4
@@ -95,11 +93,8 @@ class Layer:
     def check(self, batch, output):
         """Against the same computation of this rank's tokens, quantized likewise where they are."""
         tokens, ids, weights = batch
-        x, want = tokens.float(), torch.zeros(tokens.shape, device=self.device)
-        if self.quant.quant_dtype is not None:
-            x = plain(*quantized(tokens, quant_dtype=self.quant.quant_dtype))
-        for each in range(self.experts):
-            want += torch.where(ids == each, weights, 0.0).sum(dim=1, keepdim=True) * self.expert(each, x)
+        x = plain(*quantized_input(tokens, quant_dtype=self.quant.quant_dtype))
+        want = weighted(x, ids, weights, self.experts, self.expert)
         limit = 5e-2 if self.quant.quant_dtype is None else 0.25
         torch.testing.assert_close(output.float(), want, rtol=limit, atol=limit)
 
@@ -162,8 +157,7 @@ def test_graph(layer, engine, device, backend, hidden, quantization):
 
 def in_turns(engine, device, layer, batches):
     """Two layers over each of two batches in threads that hand over to each other."""
-    stream = named(wait_event=lambda event: None)
-    streams = [torch.cuda.Stream() if device.type == "cuda" else stream for _ in range(2)]
+    streams = [torch.cuda.Stream() for _ in range(2)]
     if device.type == "cuda":
         torch.cuda.synchronize()
     contexts = engine.ubatching.make_ubatch_contexts(2, *streams, [named(), named()], threading.Barrier(3))
@@ -209,7 +203,7 @@ def test_what_is_not_served(layer, engine, monkeypatch):
     """The error names the argument."""
     monkeypatch.setenv("VLLM_DEEPEPLL_NVFP4_DISPATCH", "1")
     made = layer("ll", 2048, quant_dtype="nvfp4")
-    with pytest.raises(TypeError, match="use_nvfp4"):
+    with pytest.raises(NotImplementedError, match="use_nvfp4"):
         made.run(*made.batch(1))
     monkeypatch.setattr(engine.options, "enable_fault_tolerance", True)
     with pytest.raises(NotImplementedError, match="enable_shrink"):
@@ -218,7 +212,7 @@ def test_what_is_not_served(layer, engine, monkeypatch):
 
 def test_its_own_contract(engine):
     """vLLM's test of when its V2 steps wait, where its sources have their tests."""
-    file = engine.folder / "tests" / "kernels" / "moe" / "test_deepep_v2_async_finalize.py"
+    file = engine.place / "tests" / "kernels" / "moe" / "test_deepep_v2_async_finalize.py"
     if not file.exists():
         pytest.skip("there are no tests of vLLM")
     spec = importlib.util.spec_from_file_location("test_of_vllm", file)

@@ -24,7 +24,7 @@ places := EP_LIBDIR="$$NCCL_EP_RELEASE" OUT="$$NCCL_EP_TARGET/c"
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-lib setup-gpu setup-demo setup-gpu-tests setup-package lib header programs simt-programs \
         kernel-sizes run check \
-        test test-all sanitize gpu-programs gpu-test gpu-package gpu-bench install uninstall wheel release \
+        test test-all test-engines sanitize gpu-programs gpu-test gpu-package gpu-bench install uninstall wheel release \
         setup-wheel setup-plots plots setup-docs docs clean
 # Two set-ups at once would fetch the same things.
 .NOTPARALLEL:
@@ -89,6 +89,10 @@ test: setup-lib ## Run the tests that need no GPU; ARGS="--list" shows them
 
 test-all: setup-lib ## The same, and what takes long: sanitizers, more ranks and splits, all planted bugs
 	@scripts/run_tests.py --all $(ARGS)
+
+test-engines: setup-lib ## Run published files of SGLang, vLLM and others, which it fetches; LARGE=1 also TransformerEngine's library
+	@$(env) [ -n "$${NCCL_EP_ENGINES:-}" ] || scripts/engines.py "$$NCCL_EP_DEPS/engines" $(if $(LARGE),--large)
+	@scripts/run_tests.py --only engines $(ARGS)
 
 sanitize: setup-lib ## Run the C programs with the address and undefined-behaviour sanitizers
 	@scripts/run_tests.py --only sanitize $(ARGS)

@@ -25,8 +25,8 @@ def main() -> int:
     environment |= {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(target / "pycache")}
     places = Places(environment, target, target / "c" / "host")
     steps = catalogue.all_steps(places)
-    if not (arguments.all or arguments.only):
-        steps = tiers.usual(steps)
+    if not arguments.only:
+        steps = tiers.unnamed(steps) if arguments.all else tiers.usual(steps)
     steps = report.select(steps, arguments.only)
     if not steps:
         sys.exit(f"no step matches {', '.join(arguments.only)}; --list shows all")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import re
 
-from testing import abi_checks, architectures, counts, programs, python_steps, simt
+from testing import abi_checks, architectures, counts, engine_steps, programs, python_steps, simt
 from testing.step import BUILT, ROOT, SETUP, WITHOUT_KERNELS, Places, Step
 
 
@@ -21,8 +21,8 @@ def all_steps(places: Places) -> list[Step]:
         # It sleeps.
         Step("runner/self-test", ("python3", "scripts/testing/selftest.py"), counts.exit_status, cores=0,
              environment=path),
-        Step("scripts/self-test", ("python3", "-m", "unittest", "testing.scripts_selftest", "testing.install_selftest"),
-             counts.exit_status, environment=path),
+        Step("scripts/self-test", ("python3", "-m", "unittest", "testing.scripts_selftest", "testing.install_selftest",
+                                   "testing.engines_selftest"), counts.exit_status, environment=path),
         Step("build-script/self-test", ("python3", "scripts/testing/build_selftest.py"),
              counts.exit_status, environment=path),
         Step("documents/quotes", ("python3", "scripts/testing/quotes.py"), counts.closing_line),
@@ -45,6 +45,7 @@ def all_steps(places: Places) -> list[Step]:
         Step("bench/self-test", ("python3", "bench/selftest.py"), counts.closing_line,
              ("build/programs",), cores=0, environment=(("NCCLEP_HOSTSIM_WITH_GPU", "1"),)),
         *python_steps.host_steps(places),
+        *engine_steps.host_steps(places),
         *programs.sanitizer_steps(places),
     ]
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from testing import counts, gpu_nodes, nodes, programs, python_steps
+from testing import counts, engine_steps, gpu_nodes, nodes, programs, python_steps
 from testing.gpu_machine import Machine
 from testing.programs import Run
 from testing.step import Counts, Step
@@ -53,6 +53,7 @@ def all_steps(machine: Machine, quick: bool, has_ht: bool) -> list[Step]:
             steps.append(step if has_ht or not run.needs_ht else _skipped(step))
     steps += gpu_nodes.steps(machine, quick)
     steps += python_steps.gpu_steps(machine, quick, has_ht)
+    steps += engine_steps.gpu_steps(machine) if has_ht else []
     return [*steps, *_sanitizer_steps(machine)]
 
 

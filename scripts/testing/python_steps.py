@@ -11,7 +11,7 @@ import os
 import pathlib
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from testing import command, counts, python_types
 from testing.gpu_machine import Machine
@@ -50,12 +50,9 @@ _BENCH_WORDS = ("bench", "--stand-ins", "--ranks", "2", "--tokens", "1,4", "--ex
                 "--top-k", "2", "--repetitions", "4")
 _FIRST_RELEASE = "python/tests/scripts/first_release.py"
 _LATER_INTERFACE = "python/tests/scripts/later_interface.py"
-_STUBS = "python/tests/engines/transformer_engine_stubs.py"
-# Engines that use the later interface.
-_LATER_ENGINES = ("flashinfer", "transformer_engine")
 # setup.sh fetches what only these steps need beside the builds.
 FETCHED = "setup/python"
-_NEEDS = (*BUILT, FETCHED)
+NEEDS = (*BUILT, FETCHED)
 
 
 def setup() -> Step:
@@ -68,13 +65,18 @@ def examples(root: pathlib.Path = ROOT) -> list[pathlib.Path]:
     return sorted((root / "examples" / "python").glob("[0-9][0-9]_*.py"))
 
 
-def pytest_words(tests: pathlib.Path, *options: str) -> tuple[str, ...]:
+def pytest_words(tests: pathlib.Path, *options: str, root: pathlib.Path | None = None) -> tuple[str, ...]:
     """pytest on one rank, without a cache; its files go to the system's temporary folder."""
-    program, _, *words = _pytest(tests, *options)
+    program, _, *words = forked_pytest(tests, *options, root=root)
     return ("python3", "-m", program, *words)
 
 
-def _pytest(tests: pathlib.Path, *options: str, root: pathlib.Path | None = None) -> tuple[str, ...]:
+def forked(ranks: int | str, *words: str) -> tuple[str, ...]:
+    """Programs on so many ranks, or on one of each of these nodes."""
+    return (*_FORKED, str(ranks), *words)
+
+
+def forked_pytest(tests: pathlib.Path, *options: str, root: pathlib.Path | None = None) -> tuple[str, ...]:
     """The same for forked ranks; the tests may be a file below the root."""
     return ("pytest", "--", "-q", "--no-header", "--color=no", "-p", "no:cacheprovider",
             f"--rootdir={root or tests}", str(tests), *options)
@@ -92,40 +94,37 @@ def _all_examples() -> tuple[Sequence[str], Callable[[Finished], Counts]]:
 
 def host_steps(places: Places) -> list[Step]:
     """All steps on the CPU stand-ins."""
-    environment = tuple(_environment(places).items())
+    own = tuple(on_stand_ins(places).items())
 
-    def step(name: str, launch: Sequence[str], words: Sequence[str], read) -> Step:
-        return Step(f"python/{name}", (*launch, *words), read, _NEEDS, timeout=240, environment=environment)
+    def step(name: str, words: Sequence[str], read) -> Step:
+        return Step(f"python/{name}", tuple(words), read, NEEDS, timeout=240, environment=own)
 
-    def forked(name: str, ranks: int | str, words: Sequence[str], read) -> Step:
-        return step(name, (*_FORKED, str(ranks)), words, read)
+    def on_ranks(name: str, ranks: int | str, words: Sequence[str], read) -> Step:
+        return step(name, forked(ranks, *words), read)
 
     tests = ROOT / "python" / "tests"
 
     def without(names: Sequence[str], *options: str) -> tuple[str, ...]:
-        return _pytest(tests, *(f"--ignore={tests}/test_{name}.py" for name in names), *options)
+        return forked_pytest(tests, *(f"--ignore={tests}/test_{name}.py" for name in names), *options)
 
     # One rank under mpirun. Its ranks find each other in `first-release` and in C programs.
-    steps = [step("tests/1", ("mpirun", "-np", "1"), pytest_words(tests), counts.closing_line),
-             forked("tests/4", 4, without(_OF_ONE_RANK), counts.closing_line)]
-    steps.append(forked(f"compiled/{_COMPILED_RANKS}", _COMPILED_RANKS, _pytest(tests, "-k", _COMPILED),
+    steps = [step("tests/1", ("mpirun", "-np", "1", *pytest_words(tests)), counts.closing_line),
+             on_ranks("tests/4", 4, without(_OF_ONE_RANK), counts.closing_line)]
+    steps.append(on_ranks(f"compiled/{_COMPILED_RANKS}", _COMPILED_RANKS, forked_pytest(tests, "-k", _COMPILED),
                         counts.closing_line))
     # The examples, some tests and the other tests, each with ranks on nodes of another kind.
-    some, others = _pytest(tests, "-k", _ON_EQUAL_NODES), without(_OF_ONE_NODE, "-k", f"not ({_ON_EQUAL_NODES})")
+    some, others = forked_pytest(tests, "-k", _ON_EQUAL_NODES), without(_OF_ONE_NODE, "-k", f"not ({_ON_EQUAL_NODES})")
     of_nodes = (("examples", *_all_examples()), ("tests", some, counts.closing_line),
                 ("tests", others, counts.closing_line))
-    steps += [forked(f"nodes-{split.replace(',', '')}/{name}", split, words, read)
+    steps += [on_ranks(f"nodes-{split.replace(',', '')}/{name}", split, words, read)
               for split, (name, words, read) in zip(_SPLITS, of_nodes)]
-    steps.append(forked(f"examples/{_EXAMPLE_RANKS}", _EXAMPLE_RANKS, *_all_examples()))
-    steps.append(forked(f"bench-layer/{_EXAMPLE_RANKS}", _EXAMPLE_RANKS, (str(_BENCH), "--", "--alternatives"),
+    steps.append(on_ranks(f"examples/{_EXAMPLE_RANKS}", _EXAMPLE_RANKS, *_all_examples()))
+    steps.append(on_ranks(f"bench-layer/{_EXAMPLE_RANKS}", _EXAMPLE_RANKS, (str(_BENCH), "--", "--alternatives"),
                         example_counts()))
     steps += list(_unchanged_script(places))
-    steps.append(Step("python/later-interface", lambda: _others_package(places), needs=_NEEDS))
-    if "NCCL_EP_ENGINES" in places.environment:
-        steps += [Step(f"python/{name}/{ranks}", lambda name=name, ranks=ranks: _engine(places, name, ranks),
-                       needs=_NEEDS) for name in _LATER_ENGINES for ranks in (2, 4)]
+    steps.append(Step("python/later-interface", lambda: _others_package(places), needs=NEEDS))
     steps.append(Step("python/types", lambda: python_types.check(places), needs=(FETCHED,)))
-    steps.append(Step("python/wheel", lambda: _wheel(places), needs=_NEEDS))
+    steps.append(Step("python/wheel", lambda: _wheel(places), needs=NEEDS))
     return steps
 
 
@@ -135,17 +134,9 @@ def _on_nodes(split: str, words: Sequence[str]) -> tuple[str, ...]:
 
 
 def gpu_steps(machine: Machine, quick: bool, has_ht: bool) -> list[Step]:
-    """Over NCCL, rank i on GPU i, with this machine's PyTorch; skipped without one."""
+    """Over NCCL, rank i on GPU i."""
     gpus = len(machine.devices)
     ranks = [count for count in RANKS if count <= gpus]
-    # In a folder of `make gpu-package` the library is beside the programs.
-    library = machine.programs / "lib" / "libnccl_ep.so"
-    if not library.exists():
-        library = pathlib.Path(machine.environment["NCCL_EP_RELEASE"]) / "libnccl_ep.so"
-    pytest = fetched(machine.environment) / "pytest"
-    environment = {"NCCL_EP_LIBRARY": str(library), "PYTHONDONTWRITEBYTECODE": "1",
-                   "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "python", pytest))),
-                   "GLOO_SOCKET_IFNAME": "lo", "NCCL_EP_TIMEOUT_MS": "30000"}
     options = () if has_ht else ("-m", "not high_throughput")
     runs = [(f"tests/{count}", count, pytest_words(ROOT / "python" / "tests", *options),
              counts.closing_line) for count in (ranks[-1:] if quick else ranks)]
@@ -158,21 +149,33 @@ def gpu_steps(machine: Machine, quick: bool, has_ht: bool) -> list[Step]:
     if has_ht:
         words = ("python3", str(_BENCH), "--iterations", "3")
         runs.append((f"bench-layer/{ranks[-1]}", ranks[-1], words, example_counts()))
+    step = on_gpus(machine)
+    return [step(f"python/{name}", *run) for name, *run in runs]
+
+
+def on_gpus(machine: Machine, *path: str) -> Callable[..., Step]:
+    """Makes steps with this machine's PyTorch, and with more folders for Python; without one they are skipped."""
+    # In a folder of `make gpu-package` the library is beside the programs.
+    library = machine.programs / "lib" / "libnccl_ep.so"
+    if not library.exists():
+        library = pathlib.Path(machine.environment["NCCL_EP_RELEASE"]) / "libnccl_ep.so"
+    pytest = fetched(machine.environment) / "pytest"
+    environment = {"NCCL_EP_LIBRARY": str(library), "PYTHONDONTWRITEBYTECODE": "1",
+                   "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "python", pytest, *path))),
+                   "GLOO_SOCKET_IFNAME": "lo", "NCCL_EP_TIMEOUT_MS": "30000"}
     reason = _no_torch(machine)
-    steps = []
-    for name, ranks_or_split, words, read in runs:
-        if isinstance(ranks_or_split, str):
-            words = _on_nodes(ranks_or_split, words)
-        else:
-            words = (str(ranks_or_split), *words)
+
+    def step(name: str, ranks_or_split: int | str, words: Sequence[str], read, own: Iterable[tuple[str, str]] = ()):
+        nodes = isinstance(ranks_or_split, str)
+        words = _on_nodes(ranks_or_split, words) if nodes else (str(ranks_or_split), *words)
         launch = ("mpirun", "--allow-run-as-root", "--bind-to", "none", "--oversubscribe", "-np", *words)
-        steps.append(Step(f"gpu/python/{name}", launch, read, ("setup/nccl",), cores=gpus,
-                          timeout=240 if isinstance(ranks_or_split, int) else 480,
-                          environment=tuple(environment.items())))
-    if reason:
-        return [dataclasses.replace(each, command=lambda: (Counts(0, 0, skipped=reason), ""),
-                                    needs=()) for each in steps]
-    return steps
+        made = Step(f"gpu/{name}", launch, read, ("setup/nccl",), cores=len(machine.devices),
+                    timeout=480 if nodes else 240, environment=(*environment.items(), *own))
+        if reason:
+            return dataclasses.replace(made, command=lambda: (Counts(0, 0, skipped=reason), ""), needs=())
+        return made
+
+    return step
 
 
 def _no_torch(machine: Machine) -> str:
@@ -183,7 +186,8 @@ def _no_torch(machine: Machine) -> str:
     return "" if found.status == 0 else "no PyTorch for GPUs, or no pytest (setup.sh --pytest)"
 
 
-def _environment(places: Places) -> dict[str, str]:
+def on_stand_ins(places: Places) -> dict[str, str]:
+    """What the package needs over the stand-ins."""
     path = (ROOT / "python", places.deps / "torch", places.deps / "pytest")
     return {
         "NCCL_EP_LIBRARY": str(places.libraries / "libnccl_ep.so"),
@@ -223,40 +227,26 @@ def _unchanged_script(places: Places) -> Iterator[Step]:
     yield Step(f"python/first-release-preload/{ranks}", lambda: run(True), needs=BUILT)
 
 
-def _over_later_interface(places: Places, words: Sequence[str], path: Sequence[pathlib.Path],
-                          engine: pathlib.Path | None = None) -> Finished:
+def over_later_interface(places: Places, words: Sequence[str], own: Iterable[tuple[str, str]],
+                         stubs: Callable[[str], Finished] | None = None) -> Finished:
     """A program for NVIDIA's package of the later interface, or an engine's library, which find functions that are
-    loaded already."""
+    loaded already; `stubs` puts more of them into a folder."""
     stand_ins = places.libraries / "libncclep_hostsim.so"
     with tempfile.TemporaryDirectory() as home:
         (pathlib.Path(home) / "libnccl.so.2").symlink_to(stand_ins)
         preloaded = [places.libraries / "libnccl_ep_2.so", stand_ins]
-        if engine:
-            built = command.run(("python3", str(ROOT / _STUBS), str(engine), str(stand_ins), home),
-                                places.environment, 60)
+        if stubs:
+            built = stubs(home)
             if built.status != 0:
                 return built
             preloaded.insert(0, pathlib.Path(home) / "stubs.so")
-        environment = {**places.environment, **_environment(places), "NCCL_EP_TIMEOUT_MS": "30000",
-                       "LD_LIBRARY_PATH": home, "LD_PRELOAD": ":".join(map(str, preloaded)),
-                       "PYTHONPATH": os.pathsep.join(map(str, (*path, places.deps / "nccl-ep")))}
-        return command.run(words, environment, 120)
+        return command.run(words, {**places.environment, **dict(own), "LD_LIBRARY_PATH": home,
+                                   "LD_PRELOAD": ":".join(map(str, preloaded))}, 120)
 
 
 def _others_package(places: Places) -> tuple[Counts, str]:
-    finished = _over_later_interface(places, ("python3", _LATER_INTERFACE), ())
-    return counts.closing_line(finished), finished.output
-
-
-def _engine(places: Places, name: str, ranks: int) -> tuple[Counts, str]:
-    """An engine's own files, from the folder that NCCL_EP_ENGINES names."""
-    path = [ROOT / "python", *(places.deps / folder for folder in ("torch", "pytest"))]
-    tests = ROOT / "python" / "tests"
-    words = (*_FORKED, str(ranks), *_pytest(tests / "engines" / f"test_{name}.py", root=tests))
-    root, library = pathlib.Path(places.environment["NCCL_EP_ENGINES"]), "transformer_engine/wheel_lib"
-    found = [*root.glob(f"{library}/libtransformer_engine.so"), *root.glob(f"*/{library}/libtransformer_engine.so")]
-    engine = found[0] if found and name == "transformer_engine" else None
-    finished = _over_later_interface(places, words, path, engine)
+    own = on_stand_ins(places) | {"PYTHONPATH": str(places.deps / "nccl-ep")}
+    finished = over_later_interface(places, ("python3", _LATER_INTERFACE), own.items())
     return counts.closing_line(finished), finished.output
 
 
@@ -274,7 +264,7 @@ def _wheel(places: Places) -> tuple[Counts, str]:
             ("python3", "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation",
              "--target", str(where), *files), {**environment, "PYTHONPATH": str(places.deps / "wheel")}, 120)
             for where, files in ((installed, wheels), (from_sources, sources))]
-        paths = _environment(places) | {"PYTHONPATH": f"{installed}{os.pathsep}{places.deps / 'torch'}"}
+        paths = on_stand_ins(places) | {"PYTHONPATH": f"{installed}{os.pathsep}{places.deps / 'torch'}"}
         used = command.run(("python3", "-c", _USE_WHEEL), {**_clean(places), **_named(paths, "PYTHONPATH")}, 60)
         ran = command.run(("python3", "-m", "nccl_ep", *_BENCH_WORDS), {
             **_clean(places), **_named(paths, "PYTHONPATH", "PYTHONWARNINGS", "NCCLEP_HOSTSIM_WITH_GPU")}, 120)

@@ -290,7 +290,10 @@ class Report(unittest.TestCase):
         as_in_ci = {**self.PLACES.environment, "NVCC": "nvcc", "NCCL_EP_ARCHS": "90+ptx"}
         steps = catalogue.all_steps(dataclasses.replace(self.PLACES, environment=as_in_ci))
         names = [step.name for step in steps]
-        self.assertEqual([each for each in tiers.ONLY_ALL if not fnmatch.filter(names, each)], [], "they name nothing")
+        patterns = (*tiers.ONLY_ALL, *tiers.ONLY_NAMED)
+        self.assertEqual([each for each in patterns if not fnmatch.filter(names, each)], [], "they name nothing")
+        unnamed = [step.name for step in tiers.unnamed(steps)]
+        self.assertEqual([name for name in names if name not in unnamed], fnmatch.filter(names, "engines/*"))
         usual = tiers.usual(steps)
         left = {step.name for step in usual}
         self.assertEqual([(step.name, step.needs) for step in usual if not left.issuperset(step.needs)], [])

@@ -1,4 +1,5 @@
-"""The two tiers of the test run: `make test`, which is to end within 15 minutes on 2 cores, and `make test-all`.
+"""The two tiers of the test run: `make test`, which is to end within 15 minutes on 2 cores, and `make test-all`; and
+what only runs if it is named.
 
 Each case of a suite that runs on a backend, on one node or over several, does so in `make test`. What only the other
 has shows the same again on more ranks, in other splits or with sanitizers, makes a release, or tests the tests.
@@ -42,7 +43,19 @@ ONLY_ALL = (
     "python/nodes-0001/*", "python/examples/*",
 )
 
+# Whether engines run, whose files `make test-engines` fetches.
+ONLY_NAMED = ("engines/*",)
+
+
+def unnamed(steps: Sequence[Step]) -> list[Step]:
+    """The steps of `make test-all`."""
+    return _without(steps, ONLY_NAMED)
+
 
 def usual(steps: Sequence[Step]) -> list[Step]:
     """The steps of `make test`."""
-    return [step for step in steps if not any(fnmatch.fnmatchcase(step.name, pattern) for pattern in ONLY_ALL)]
+    return _without(steps, (*ONLY_ALL, *ONLY_NAMED))
+
+
+def _without(steps: Sequence[Step], patterns: Sequence[str]) -> list[Step]:
+    return [step for step in steps if not any(fnmatch.fnmatchcase(step.name, pattern) for pattern in patterns)]

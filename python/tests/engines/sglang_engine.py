@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from loading import answer, folder, modules, plain, quantized, without_gpu
+from loading import answer, folder, modules, plain, quantized, weighted, without_gpu
 from problems import Problem
 
 _MOE = "sglang.srt.layers.moe"
@@ -140,14 +140,12 @@ class Engine:
                 out[:count] = problem.expert(matrix, block[:count])
             return self.deepep.DeepEPLLCombineInput(result.to(torch.bfloat16), ids, weights)
         if ids is not None:
-            result.zero_()
-        for expert, matrix in enumerate(matrices):
-            if ids is None:
-                end = int(output.psum_num_recv_tokens_per_expert[expert])
-                result[start:end] = weights[start:end, None] * problem.expert(matrix, rows[start:end])
-                start = -(-end // output.expert_alignment) * output.expert_alignment
-            else:
-                result += torch.where(ids == expert, weights, 0).sum(1)[:, None] * problem.expert(matrix, rows)
+            result = weighted(rows, ids, weights, len(matrices),
+                              lambda expert, rows: problem.expert(matrices[expert], rows))
+        for expert, matrix in enumerate(matrices if ids is None else ()):
+            end = int(output.psum_num_recv_tokens_per_expert[expert])
+            result[start:end] = weights[start:end, None] * problem.expert(matrix, rows[start:end])
+            start = -(-end // output.expert_alignment) * output.expert_alignment
         if output.format.is_deepep_v2():
             return self.v2.DeepEPv2CombineInput(result.to(torch.bfloat16), None if ids is None else weights)
         return self.deepep.DeepEPNormalCombineInput(result.to(torch.bfloat16), ids, weights)

@@ -58,13 +58,13 @@ def _wait_in_each_call(patch):
 
 
 class Experts:
-    """Experts of one rank by plain torch; expert e of all is a tanh of the row times a vector."""
+    """Experts of one rank by plain torch, each a tanh of the row times a vector; and what the rank sends to them."""
 
     backend_name = kernel_name = "plain"
 
     def __init__(self, world, device, width=HIDDEN, dtype=torch.bfloat16):
         self.rank, self.size = world
-        self.width, self.dtype = width, dtype
+        self.device, self.width, self.dtype = device, width, dtype
         random = torch.Generator().manual_seed(5)
         self.vectors = torch.randn((LOCAL * self.size, HIDDEN), generator=random).to(device)
 
@@ -78,6 +78,18 @@ class Experts:
 
     def sum(self, rows, ids, weights):
         return weighted(rows, ids, weights, len(self.vectors), self.result)
+
+    def step(self, seed, tokens=None):
+        """Rows, ids with gaps and weights, made from one seed: uneven numbers of tokens, or none of a rank."""
+        random = torch.Generator().manual_seed(100 * seed + self.rank)
+        if tokens is None:
+            tokens = 0 if self.rank == seed % (self.size + 1) else MOST - 3 * self.rank % MOST - seed
+        rows = torch.randn((tokens, HIDDEN), generator=random).bfloat16()
+        chosen = routing(random, tokens, LOCAL * self.size, TOP_K, lost=0.2)
+        return [each.to(self.device) for each in (rows, *chosen)]
+
+    def check(self, got, rows, ids, weights):
+        torch.testing.assert_close(got.float(), self.sum(self.sent(rows), ids, weights), rtol=5e-2, atol=5e-2)
 
     def compute(self, ctx):
         first = self.rank * LOCAL
@@ -116,44 +128,41 @@ def _add_kernels():
             return self.experts.compute(ctx)
 
 
-class Steps:
-    """What a rank routes in a step, made from one seed: ids with gaps, uneven numbers of tokens, or none of a rank."""
+@pytest.fixture
+def made():
+    """Layers and fleets, which are destroyed after the test, on all ranks."""
+    each = []
+    yield each
+    for it in each:
+        it.destroy()
 
-    def __init__(self, experts, device):
-        self.experts, self.device = experts, device
 
-    def step(self, seed, tokens=None):
-        rank, size = self.experts.rank, self.experts.size
-        random = torch.Generator().manual_seed(100 * seed + rank)
-        if tokens is None:
-            tokens = 0 if rank == seed % (size + 1) else MOST - 3 * rank % MOST - seed
-        rows = torch.randn((tokens, HIDDEN), generator=random).bfloat16()
-        return [each.to(self.device) for each in (rows, *routing(random, tokens, LOCAL * size, TOP_K, lost=0.2))]
-
-    def check(self, got, rows, ids, weights):
-        wanted = self.experts.sum(self.experts.sent(rows), ids, weights)
-        torch.testing.assert_close(got.float(), wanted, rtol=5e-2, atol=5e-2)
+def parameters(moe_ep, way, size):
+    algorithm, layout = WAYS[way]
+    return moe_ep.FleetParams(num_experts=LOCAL * size, max_tokens_per_rank=MOST, token_hidden_size=HIDDEN,
+                              algorithm=moe_ep.EpAlgorithm[algorithm], layout=moe_ep.EpLayout[layout])
 
 
 @pytest.fixture
-def layer(moe_ep, world, device):
-    """Makes layers; they are destroyed after the test, on all ranks."""
-    made = []
-
-    def make(way, experts, **more):
-        algorithm, layout = WAYS[way]
-        params = moe_ep.FleetParams(
-            num_experts=LOCAL * world[1], max_tokens_per_rank=MOST, token_hidden_size=HIDDEN,
-            algorithm=moe_ep.EpAlgorithm[algorithm], layout=moe_ep.EpLayout[layout])
+def layer(moe_ep, made, world, device):
+    def make(way, experts):
         made.append(moe_ep.MoEEpLayer(
-            moe_ep.BootstrapConfig(world_size=world[1], rank=world[0], device=device.index), params,
-            moe_ep.dummy_moe_weights(num_local_experts=LOCAL, hidden=HIDDEN),
-            backend=moe_ep.SplitConfig(comm=moe_ep.NcclEpConfig(), kernel=experts), **more))
+            moe_ep.BootstrapConfig(world_size=world[1], rank=world[0], device=device.index),
+            parameters(moe_ep, way, world[1]), moe_ep.dummy_moe_weights(num_local_experts=LOCAL, hidden=HIDDEN),
+            backend=moe_ep.SplitConfig(comm=moe_ep.NcclEpConfig(), kernel=experts)))
         return made[-1]
 
-    yield make
-    for each in made:
-        each.destroy()
+    return make
+
+
+@pytest.fixture
+def fleet(moe_ep, made, world):
+    def make(way, *knobs, **more):
+        made.append(moe_ep.create_fleet(moe_ep.BootstrapConfig(world[1], world[0], **more),
+                                        parameters(moe_ep, way, world[1]), knobs))
+        return made[-1]
+
+    return make
 
 
 @pytest.mark.parametrize("width, dtype", [(HIDDEN, torch.bfloat16), (HIDDEN // 2, torch.bfloat16),
@@ -162,25 +171,25 @@ def layer(moe_ep, world, device):
 def test_layer(moe_ep, layer, world, device, way, width, dtype):
     """A handle for each step, destroyed while the stream may still run it; rows that travel narrower than results."""
     experts = Experts(world, device, width, dtype)
-    steps, each = Steps(experts, device), layer(way, experts)
+    each = layer(way, experts)
     with torch.inference_mode():
         for seed in range(3):
-            rows, ids, weights = steps.step(seed)
+            rows, ids, weights = experts.step(seed)
             got = each.forward(moe_ep.MoEEpTensors(rows, ids, weights))
-            steps.check(got, rows, ids, weights)
+            experts.check(got, rows, ids, weights)
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_graph_state(moe_ep, layer, world, device, way):
     """One handle, updated in each step: with the same tensors, on GPUs in a captured graph."""
     experts = Experts(world, device)
-    steps, each = Steps(experts, device), layer(way, experts)
-    kept = steps.step(0, MOST - world[0])
+    each = layer(way, experts)
+    kept = experts.step(0, MOST - world[0])
     if device.type == "cpu":
         kept[1] = kept[1].as_subclass(OnDevice)
     tensors = moe_ep.MoEEpTensors(*kept)
     state = each.create_graph_state(tensors)
-    steps.check(each.forward(tensors, graph_state=state), *kept)
+    experts.check(each.forward(tensors, graph_state=state), *kept)
     graph = None
     if device.type != "cpu":
         torch.cuda.synchronize()
@@ -188,32 +197,15 @@ def test_graph_state(moe_ep, layer, world, device, way):
         with torch.cuda.graph(graph):
             each.forward(tensors, graph_state=state)
     for seed in range(1, 4):
-        for to, new in zip(kept, steps.step(seed, MOST - world[0])):
+        for to, new in zip(kept, experts.step(seed, MOST - world[0])):
             to.copy_(new)
         if graph is None:
             each.forward(tensors, graph_state=state)
         else:
             graph.replay()
-        steps.check(state.out, *(tensor.as_subclass(torch.Tensor) for tensor in kept))
+        experts.check(state.out, *(tensor.as_subclass(torch.Tensor) for tensor in kept))
     if device.type != "cpu":
         torch.cuda.synchronize()
-
-
-@pytest.fixture
-def fleet(moe_ep, world, device):
-    """Makes fleets; they are destroyed after the test, on all ranks."""
-    made = []
-
-    def make(way, *knobs, **more):
-        algorithm, layout = WAYS[way]
-        params = moe_ep.FleetParams(LOCAL * world[1], MOST, HIDDEN, algorithm=moe_ep.EpAlgorithm[algorithm],
-                                    layout=moe_ep.EpLayout[layout])
-        made.append(moe_ep.create_fleet(moe_ep.BootstrapConfig(world[1], world[0], **more), params, knobs))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.destroy()
 
 
 def run(moe_ep, each, experts, tensors, *knobs):
@@ -233,25 +225,25 @@ def run(moe_ep, each, experts, tensors, *knobs):
 def test_staged(moe_ep, fleet, world, device, way):
     """The phases of an operation apart; a fleet on another one's communicator."""
     experts = Experts(world, device)
-    steps, first = Steps(experts, device), fleet(way)
+    first = fleet(way)
     for each in (first, fleet(way, nccl_comm=first._comm.ptr)):
-        tensors = steps.step(2)
+        tensors = experts.step(2)
         got, _ = run(moe_ep, each, experts, tensors, moe_ep.HandleAlgoKnobSplitOperation())
-        steps.check(got, *tensors)
+        experts.check(got, *tensors)
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_received_rows(moe_ep, fleet, world, device, dtype):
     """High throughput counts the rows that come, which are packed."""
     experts = Experts(world, device)
-    steps, each = Steps(experts, device), fleet("ht")
+    each = fleet("ht")
     counter = torch.full((1,), -1, dtype=dtype, device=device)
-    tensors = steps.step(1)
+    tensors = experts.step(1)
     got, received = run(moe_ep, each, experts, tensors, moe_ep.HandleAlgoKnobNumReceivedTokens(counter))
-    steps.check(got, *tensors)
+    experts.check(got, *tensors)
     mine = 0
     for rank in range(world[1]):
-        other = Steps(types.SimpleNamespace(rank=rank, size=world[1]), device).step(1)[1]
+        other = Experts((rank, world[1]), device).step(1)[1]
         mine += int((other // LOCAL == world[0]).any(1).sum())
     assert int(received.recv_total_counter) == mine
 
@@ -276,9 +268,9 @@ def test_allocator(moe_ep, fleet, world, device, way):
         knob = moe_ep.FleetAlgoKnobAllocator(alloc_fn=ctypes.cast(take, ctypes.c_void_p).value,
                                              free_fn=ctypes.cast(free, ctypes.c_void_p).value)
     experts = Experts(world, device)
-    steps, each = Steps(experts, device), fleet(way, knob)
-    tensors = steps.step(1)
-    steps.check(run(moe_ep, each, experts, tensors)[0], *tensors)
+    each = fleet(way, knob)
+    tensors = experts.step(1)
+    experts.check(run(moe_ep, each, experts, tensors)[0], *tensors)
     each.destroy()
     assert not live
 

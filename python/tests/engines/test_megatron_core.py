@@ -241,7 +241,10 @@ def test_uneven_routing(layers, world):
 @pytest.fixture
 def documented(world):
     """Puts the manager of docs/guide/engines.md, over a layer of its own, into the dispatchers of layers."""
-    [code] = [code for code in snippets(ROOT / "docs" / "guide" / "engines.md") if "class NcclEpManager" in code]
+    guide = ROOT / "docs" / "guide" / "engines.md"
+    if not guide.exists():
+        pytest.skip("there are no documents")
+    [code] = [code for code in snippets(guide) if "class NcclEpManager" in code]
     tree = ast.parse(code)
     tree.body = [each for each in tree.body if isinstance(each, (ast.Import, ast.ImportFrom, ast.ClassDef))]
     names: dict = {}

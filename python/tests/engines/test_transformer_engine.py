@@ -15,11 +15,11 @@ import types
 import pytest
 import torch
 
-from loading import folder, routing, weighted, without_gpu
+from loading import folder, modules, routing, weighted, without_gpu
 
 pytestmark = pytest.mark.high_throughput
 HIDDEN, MOST, TOP_K, LOCAL, ALIGNMENT = 512, 12, 3, 3, 16
-_SOURCE = "transformer_engine/pytorch/ep.py"
+_EP = "transformer_engine.pytorch.ep"
 _LIBRARY = "transformer_engine/wheel_lib/libtransformer_engine.so"
 _TYPES = {torch.uint8: 0, torch.int32: 2, torch.int64: 3, torch.float32: 4, torch.float16: 5, torch.bfloat16: 6,
           torch.float8_e4m3fn: 7}
@@ -124,33 +124,38 @@ class Extension(types.ModuleType):
 @pytest.fixture(scope="module")
 def loaded(world, device):
     """`ep.py`, the extension's stand-in, and what it needs of the process group."""
-    source, library = folder(_SOURCE) / _SOURCE, folder(_LIBRARY) / _LIBRARY
+    place, library = folder("transformer_engine/pytorch/ep.py"), folder(_LIBRARY) / _LIBRARY
     if world[1] == 1:
         pytest.skip("it refuses a group of one rank")
     if device.type == "cpu" and "LD_PRELOAD" not in os.environ:
         pytest.skip("no stand-ins are preloaded")
-    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as home:
+    # Nothing else of the engine communicates without zero copies.
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as home, modules(place, {_EP}, {}):
         _make_home(pathlib.Path(home))
         # Headers that NVIDIA's library compiles its kernels with: it wants to know them, nothing here reads them.
         for name in ("HOME", "JIT_BUILD_INCLUDE_DIR", "JIT_CUDA_INCLUDE_DIR"):
             patch.setenv(f"NCCL_EP_{name}", home)
         wait = _wait_in_each_call(patch) if without_gpu(patch, device) else lambda: None
         extension = Extension(ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL), world, wait)
-        for name, module in _modules(source.parent, extension).items():
-            patch.setitem(sys.modules, name, module)
-        ep = importlib.import_module("transformer_engine.pytorch.ep")
+        patch.setitem(sys.modules, extension.__name__, extension)
+        ep = importlib.import_module(_EP)
         if device.type == "cpu":
             patch.setattr(ep, "_check_nccl_runtime_version", lambda: None)  # PyTorch's NCCL is a placeholder here
+        try:
+            ep._check_nccl_runtime_version()
+        except RuntimeError as error:
+            pytest.skip(str(error))
         # PyTorch 2.11 drops the last arguments that are None, and then looks for those that the operation changes.
         for operation in ("prepare", "prepare_and_dispatch", "combine", "dispatch_bwd", "combine_bwd"):
             patch.setattr(torch.ops.transformer_engine_ep, operation, getattr(ep, f"_{operation}_op")._init_fn)
         yield ep, extension
-        del sys.modules["transformer_engine.pytorch.ep"]
 
 
 def _make_home(home):
     """The folder in which it looks for the library, as an installation has it."""
-    library = pathlib.Path(os.environ["NCCL_EP_LIBRARY"]).with_name("libnccl_ep_2.so")
+    first = pathlib.Path(os.environ["NCCL_EP_LIBRARY"])
+    prebuilt = first.parents[1] / "second" / "libnccl_ep.so.0"  # in a folder of `make gpu-package`
+    library = prebuilt if prebuilt.exists() else first.with_name("libnccl_ep_2.so")
     (home / "lib").mkdir()
     (home / "lib" / "libnccl_ep.so.0").symlink_to(library)
 
@@ -161,23 +166,6 @@ def _wait_in_each_call(patch):
     patch.setattr(torch, "empty", lambda *sizes, pin_memory=False, **more: empty(*sizes, **more))
     patch.setattr(torch.distributed, "barrier", lambda **_: None)
     return lambda: ctypes.CDLL(None).cudaStreamSynchronize(None)
-
-
-def _modules(folder, extension):
-    """What `ep.py` imports: nothing of it communicates without zero copies."""
-    def module(name, **names):
-        made = types.ModuleType(f"transformer_engine{name}")
-        made.__dict__.update(names)
-        return made
-
-    def nothing(*_, **__):
-        return None
-
-    made = [module("", __path__=[str(folder.parent)]), module(".pytorch", __path__=[str(folder)]),
-            module(".pytorch.cpu_offload", mark_not_offload=nothing),
-            module(".pytorch.distributed", symm_mem_alloc=nothing, release_symm_mem_pool=nothing),
-            module(".pytorch.quantized_tensor", QuantizedTensor=type("QuantizedTensor", (), {}))]
-    return {each.__name__: each for each in (*made, extension)}
 
 
 @pytest.fixture

@@ -115,8 +115,6 @@ def layer(engine, world, device):
 
 
 _BLOCKS = {"quant_dtype": FP8, "block_shape": [128, 128], "is_block_quantized": True}
-
-
 _V2 = [("v2", 512, {}), ("v2", 512, _BLOCKS), ("v2", 512, {"quant_dtype": "mxfp8"})]
 _HT = [("ht", 512, {}), ("ht", 512, _BLOCKS)]
 _LL = [("ll", 2048, {}), ("ll", 2048, _BLOCKS), ("ll", 2048, {**_BLOCKS, "packed": True})]

@@ -5,6 +5,7 @@
 #   lib/          libnccl_ep.so, libncclep_fake_nccl.so, libnccl-net-ep-test.so
 #   second/       libnccl_ep.so.0, the later interface
 #   python/ examples/ .deps/pytest/  the Python package with its tests; PyTorch is the machine's
+#   .deps/engines/                   what `make test-engines` has fetched, if it has
 #   bench/layer.py                   times an MoE layer
 #   bench/run_sweep.py               times ep_bench: DIR/bench/run_sweep.py --prebuilt DIR
 #   scripts/      DIR/scripts/gpu_test.py --prebuilt DIR
@@ -47,9 +48,9 @@ cp README.md "$package/"
 cp -r python "$package/"
 cp -r examples/python "$package/examples/"
 cp bench/{layer,run_sweep,rows}.py "$package/bench/"
-if [ -d "$NCCL_EP_DEPS/pytest" ]; then
-    mkdir "$package/.deps"
-    cp -r "$NCCL_EP_DEPS/pytest" "$package/.deps/"
-fi
+mkdir "$package/.deps"
+for part in pytest engines; do
+    if [ -d "$NCCL_EP_DEPS/$part" ]; then cp -r "$NCCL_EP_DEPS/$part" "$package/.deps/"; fi
+done
 chmod -R u+w "$package"
 echo "$package: $(du -sm "$package" | cut -f1) MB"

@@ -46,7 +46,7 @@ def gpu_steps(machine: Machine) -> list[Step]:
     found = folders(machine.environment)
     if not found:
         return []
-    step = python_steps.on_gpus(machine, str(fetched(machine.environment) / "nccl-ep"))
+    step = python_steps.on_gpus(machine)
     words = {name: python_steps.pytest_words(_TESTS / "engines" / f"test_{name}.py", "-rs", root=_TESTS)
              for name in (*_OVER_DEEP_EP, *_OVER_LATER_INTERFACE)}
     return [step(f"engines/{name}/{ranks}", ranks, each, _read,
@@ -55,10 +55,13 @@ def gpu_steps(machine: Machine) -> list[Step]:
 
 
 def _preloaded(machine: Machine, name: str) -> list[tuple[str, str]]:
-    """NVIDIA's package, with which FlashInfer works, takes functions that are loaded already."""
+    """FlashInfer works with NVIDIA's package, which takes functions that are loaded already."""
+    if name != "flashinfer":
+        return []
     prebuilt = machine.programs / "second" / "libnccl_ep.so.0"
     built = pathlib.Path(machine.environment["NCCL_EP_RELEASE"]) / "libnccl_ep_2.so"
-    return [("LD_PRELOAD", str(prebuilt if prebuilt.exists() else built))] if name == "flashinfer" else []
+    return [("LD_PRELOAD", str(prebuilt if prebuilt.exists() else built)),
+            ("PYTHONPATH", python_steps.gpu_path(machine, "pytest", "nccl-ep"))]
 
 
 def _words(name: str) -> tuple[str, ...]:

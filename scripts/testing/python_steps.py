@@ -77,9 +77,10 @@ def forked(ranks: int | str, *words: str) -> tuple[str, ...]:
 
 
 def forked_pytest(tests: pathlib.Path, *options: str, root: pathlib.Path | None = None) -> tuple[str, ...]:
-    """The same for forked ranks; the tests may be a file below the root."""
+    """The same for forked ranks; the tests may be a file below the root. Those of engines have steps of their own."""
+    left_out = () if root else (f"--ignore={tests / 'engines'}",)
     return ("pytest", "--", "-q", "--no-header", "--color=no", "-p", "no:cacheprovider",
-            f"--rootdir={root or tests}", str(tests), *options)
+            f"--rootdir={root or tests}", str(tests), *left_out, *options)
 
 
 def example_counts(programs: int = 1):
@@ -153,16 +154,14 @@ def gpu_steps(machine: Machine, quick: bool, has_ht: bool) -> list[Step]:
     return [step(f"python/{name}", *run) for name, *run in runs]
 
 
-def on_gpus(machine: Machine, *path: str) -> Callable[..., Step]:
-    """Makes steps with this machine's PyTorch, and with more folders for Python; without one they are skipped."""
+def on_gpus(machine: Machine) -> Callable[..., Step]:
+    """Makes steps with this machine's PyTorch; without one they are skipped."""
     # In a folder of `make gpu-package` the library is beside the programs.
     library = machine.programs / "lib" / "libnccl_ep.so"
     if not library.exists():
         library = pathlib.Path(machine.environment["NCCL_EP_RELEASE"]) / "libnccl_ep.so"
-    pytest = fetched(machine.environment) / "pytest"
     environment = {"NCCL_EP_LIBRARY": str(library), "PYTHONDONTWRITEBYTECODE": "1",
-                   "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "python", pytest, *path))),
-                   "GLOO_SOCKET_IFNAME": "lo", "NCCL_EP_TIMEOUT_MS": "30000"}
+                   "PYTHONPATH": gpu_path(machine, "pytest"), "GLOO_SOCKET_IFNAME": "lo", "NCCL_EP_TIMEOUT_MS": "30000"}
     reason = _no_torch(machine)
 
     def step(name: str, ranks_or_split: int | str, words: Sequence[str], read, own: Iterable[tuple[str, str]] = ()):
@@ -176,6 +175,11 @@ def on_gpus(machine: Machine, *path: str) -> Callable[..., Step]:
         return made
 
     return step
+
+
+def gpu_path(machine: Machine, *parts: str) -> str:
+    """Where Python finds the package, and parts that setup.sh has fetched."""
+    return os.pathsep.join(map(str, (ROOT / "python", *(fetched(machine.environment) / part for part in parts))))
 
 
 def _no_torch(machine: Machine) -> str:

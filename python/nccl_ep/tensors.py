@@ -84,10 +84,9 @@ class TensorList:
                 form += tag, tensor.shape, tensor.dtype
                 is_dense = is_dense and tensor.is_contiguous()
         self._form = tuple(form) if is_dense else None
-        unused = _unused.get(self._form)
-        if unused:
-            self._frame = unused.pop()
-        else:
+        try:
+            self._frame = _unused[self._form].pop()
+        except LookupError:
             new = _dense if is_dense else describe
             self._frame = _framed([new(tensor, tag) for tag, tensor in tagged if tensor is not None])
         if is_dense:
@@ -111,7 +110,7 @@ class TensorList:
 
     # Names of modules may be None at the end of the interpreter; defaults are not.
     def __del__(self, _unused: _Frames = _unused) -> None:
-        form = self._form
+        form = getattr(self, "_form", None)
         if form is None or not hasattr(self, "_frame"):
             return
         unused = _unused.get(form)

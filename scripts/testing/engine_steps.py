@@ -26,9 +26,12 @@ _ALL_SKIPPED = re.compile(r"^SKIPPED \[\d+\] \S+: (.*\S)$", re.MULTILINE)
 
 def folders(environment: Mapping[str, str]) -> list[pathlib.Path]:
     """Those that NCCL_EP_ENGINES names, else what scripts/engines.py has fetched, if it has."""
-    named = environment.get("NCCL_EP_ENGINES", "").split(os.pathsep)
+    named = [pathlib.Path(each) for each in environment.get("NCCL_EP_ENGINES", "").split(os.pathsep) if each]
+    for each in named:
+        if not each.is_dir():
+            raise SystemExit(f"NCCL_EP_ENGINES: there is no folder {each}")
     fetched_here = fetched(environment) / "engines"
-    return [pathlib.Path(each) for each in named if each] or [each for each in (fetched_here,) if each.is_dir()]
+    return named or [each for each in (fetched_here,) if each.is_dir()]
 
 
 def host_steps(places: Places) -> list[Step]:

@@ -167,10 +167,7 @@ class Runtime:
         """Whether `stream` is being captured in a CUDA graph; the device must be current."""
         if self._stand_ins is not None:
             return False
-        if stream is None:
-            return torch.cuda.is_current_stream_capturing()
-        with torch.cuda.stream(stream):
-            return torch.cuda.is_current_stream_capturing()
+        return torch.cuda.is_current_stream_capturing() if stream is None else _is_capturing(stream)
 
     def current_stream(self) -> Any:
         """The current stream; None on the CPU."""
@@ -254,25 +251,37 @@ def new_event(timing: bool = False) -> torch.cuda.Event:
 
 
 class Use:
-    """The end of the last use of memory, for those that use it next."""
+    """The end of the last use of memory on this GPU, for those that use it next."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self._number = device.index
+        self._end = new_event() if device.type == "cuda" else None
         self._stream: Any = None
-        self._end = None if uses_stand_ins() else new_event()
+        self._is_captured = False
 
     def note(self) -> None:
-        """A use has been enqueued on the current stream. What is captured is not waited for and does not wait, as CUDA
-        allows neither; who replays it orders it."""
+        """A use has been enqueued on the current stream."""
         if self._end is not None:
-            self._stream = None if torch.cuda.is_current_stream_capturing() else current_stream()
-            if self._stream is not None:
+            self._stream = current_stream(self._number)
+            self._is_captured = torch.cuda.is_current_stream_capturing()
+            if not self._is_captured:
                 self._end.record(self._stream)
 
     def current_stream_wait(self) -> None:
-        """Makes the current stream wait, unless it is the same."""
-        if (self._stream is not None and (current := current_stream()) != self._stream
-                and not torch.cuda.is_current_stream_capturing()):
+        """Makes the current stream wait, unless it is the same. What is captured waits only for its own graph, and
+        nothing else for it, as CUDA allows no more; who replays it orders it."""
+        if (self._stream is None or (current := current_stream(self._number)) == self._stream
+                or torch.cuda.is_current_stream_capturing() != self._is_captured):
+            return
+        if not self._is_captured:
             current.wait_event(self._end)
+        elif _is_capturing(self._stream):  # else its graph has ended
+            current.wait_stream(self._stream)
+
+
+def _is_capturing(stream: Any) -> bool:
+    with on_stream(stream):
+        return torch.cuda.is_current_stream_capturing()
 
 
 class HostCopy:

@@ -104,6 +104,8 @@ def test_ids_wait_for_the_last_use_of_their_handle(layer, world, device, monkeyp
     calls = []
 
     class Noted:
+        def __init__(self, device): ...
+
         def note(self):
             self.number = len(calls)
             calls.append("used")

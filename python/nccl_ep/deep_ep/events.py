@@ -61,7 +61,7 @@ class CommStream:
 
     def __init__(self, device: torch.device) -> None:
         self.stream: Any = None if device.type == "cpu" else torch.cuda.Stream(device)
-        self._last = Use()  # groups of one Buffer do not wait for ranks at the same time
+        self._last = Use(device)  # groups of one Buffer do not wait for ranks at the same time
 
     @contextlib.contextmanager
     def on(self, previous: Any, inputs: Iterable[Any], asynchronous: bool, local: bool = False) -> Iterator[bool]:
@@ -70,7 +70,7 @@ class CommStream:
         event = getattr(previous, "event", previous)
         beside = self.stream is not None and (asynchronous or event is not None)
         if beside and event is None:
-            self.stream.wait_stream(current_stream())
+            self.stream.wait_stream(current_stream(self.stream.device_index))
         with on_stream(self.stream) if beside else contextlib.nullcontext():
             if beside:
                 if event is not None:
@@ -85,9 +85,10 @@ class CommStream:
     def finish(self, beside: bool, asynchronous: bool, outputs: Iterable[Any]) -> EventOverlap:
         """What an operation returns: its event, or none if the current stream waits for it."""
         if beside:
-            _keep(outputs, current_stream())
+            current = current_stream(self.stream.device_index)
+            _keep(outputs, current)
             if not asynchronous:
-                current_stream().wait_stream(self.stream)
+                current.wait_stream(self.stream)
         return EventOverlap(EventHandle(self.stream) if asynchronous else None)
 
 

@@ -24,7 +24,7 @@ class Place:
 
     def __init__(self, handle: EpHandle[Any]) -> None:
         self.handle, self.takes = handle, 0
-        self.used = Use()
+        self.used = Use(handle.group.device)
 
 
 class Pool:

@@ -47,7 +47,7 @@ class Latency:
                 torch.full(shape, -1, dtype=torch.int64, device=group.device))
                 for _ in range(_SLOTS)]
         self._uses = 0
-        self._ends = {handle: Use() for handle in self._handles}
+        self._ends = {handle: Use(group.device) for handle in self._handles}
 
     @property
     def rows_per_expert(self) -> int:

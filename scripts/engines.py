@@ -8,9 +8,11 @@ tests load stay, in a folder of its own; a stamp in it tells a second run that n
 from __future__ import annotations
 
 import argparse
+import base64
 import dataclasses
 import fnmatch
 import hashlib
+import http.client
 import json
 import os
 import pathlib
@@ -94,7 +96,7 @@ def main() -> int:
         for release in RELEASES:
             if arguments.large or not release.large:
                 fetch(release, arguments.folder)
-    except (OSError, ValueError, Refused) as error:
+    except (OSError, ValueError, http.client.HTTPException, Refused) as error:
         print(f"engines: {error}", file=sys.stderr)
         return 1
     return 0
@@ -124,15 +126,15 @@ def address(release: Release) -> str:
     index = os.environ.get("PIP_INDEX_URL") or "https://pypi.org/simple"
     page = f"{index.rstrip('/')}/{release.package}/"
     with _open(page, {"Accept": _FORMAT}) as answer:
-        text = answer.read()
+        text, shown = answer.read(), answer.url
     try:
         files = json.loads(text)["files"]
     except (ValueError, KeyError) as error:
-        raise Refused(f"{page} does not answer in JSON (PEP 691); without PIP_INDEX_URL PyPI is asked") from error
+        raise Refused(f"{shown} does not answer in JSON (PEP 691); without PIP_INDEX_URL PyPI is asked") from error
     for each in files:
         if each["filename"] == release.file:
             return urllib.parse.urljoin(page, each["url"])
-    raise Refused(f"{page} does not list {release.file}")
+    raise Refused(f"{shown} does not list {release.file}")
 
 
 def download(url: str, to: pathlib.Path) -> str:
@@ -146,11 +148,19 @@ def download(url: str, to: pathlib.Path) -> str:
 
 
 def _open(url: str, headers: dict[str, str]):
+    """An answer, also where a name and a password are in the address; no text shows these."""
+    parts = urllib.parse.urlsplit(url)
+    user, _, host = parts.netloc.rpartition("@")
+    url = parts._replace(netloc=host).geturl()
+    request = urllib.request.Request(url, headers=headers)
+    if user:
+        encoded = base64.b64encode(urllib.parse.unquote_to_bytes(user)).decode()
+        request.add_unredirected_header("Authorization", f"Basic {encoded}")
     # pip's certificates count, too.
     context = ssl.create_default_context(cafile=os.environ.get("PIP_CERT"))
     try:
-        return urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=_PATIENCE, context=context)
-    except OSError as error:
+        return urllib.request.urlopen(request, timeout=_PATIENCE, context=context)
+    except (OSError, http.client.HTTPException) as error:
         raise Refused(f"cannot fetch {url}: {error}. These tests need the files of the engines, from this index or, if "
                       "NCCL_EP_ENGINES names it, in a folder") from error
 

@@ -5,6 +5,7 @@ import hashlib
 import http.server
 import io
 import json
+import os
 import pathlib
 import tarfile
 import tempfile
@@ -18,6 +19,14 @@ import engines
 
 class Index(http.server.SimpleHTTPRequestHandler):
     """Files of a folder; the answer for a package is its index.html."""
+
+    wanted = ""  # credentials
+
+    def do_GET(self):
+        if self.headers.get("Authorization", "") == self.wanted:
+            super().do_GET()
+        else:
+            self.send_error(401)
 
     def log_message(self, *_): ...
 
@@ -93,3 +102,11 @@ class Fetching(unittest.TestCase):
         (self.root / release.package / "index.html").unlink()
         (self.root / release.package).rmdir()
         self.assertIn("cannot fetch http://127.0.0.1", self.refused(release))
+
+    def test_an_index_with_a_password(self):
+        release = self.publish("engine-1.0.tar.gz", ("a/*.py",), a__b="1")
+        index = os.environ["PIP_INDEX_URL"].replace("//", "//me%40here:secret@")
+        with mock.patch.dict("os.environ", PIP_INDEX_URL=index):
+            self.assertIn("cannot fetch http://127.0.0.1", self.refused(release))
+            with mock.patch.object(Index, "wanted", "Basic bWVAaGVyZTpzZWNyZXQ="):
+                engines.fetch(release, self.into)

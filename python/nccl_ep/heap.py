@@ -194,8 +194,8 @@ class PeerMemory:
         if group.device.type == "cpu":
             raise RuntimeError("memory_pool: torch has pools on GPUs only; group.empty makes tensors in the heap")
         if not hasattr(torch.cuda, "MemPool"):
-            raise RuntimeError(f"memory_pool: PyTorch {torch.__version__} has no torch.cuda.MemPool, and from 2.6 on it "
-                               "does; group.empty makes tensors in the heap")
+            raise RuntimeError(f"memory_pool: PyTorch {torch.__version__} has no torch.cuda.MemPool, and from 2.6 on "
+                               "it does; group.empty makes tensors in the heap")
         outer = getattr(_OF_THREAD, "used", None)
         if outer is not None and outer is not self:
             raise RuntimeError("memory_pool: within another group's, from which torch would go on to allocate")

@@ -209,7 +209,8 @@ def test_groups_are_bounded(buffer, problem):
     """Each number of experts has memory of its own."""
     with pytest.raises(ValueError, match="num_max_tokens_per_rank, num_experts, hidden: 4 combinations of them are in"):
         for times in range(1, 6):
-            buffer.dispatch(problem.tokens, problem.topk_idx, num_experts=times * problem.num_experts, do_cpu_sync=False)
+            buffer.dispatch(problem.tokens, problem.topk_idx, num_experts=times * problem.num_experts,
+                            do_cpu_sync=False)
     dispatched(buffer, problem, do_cpu_sync=False)
 
 

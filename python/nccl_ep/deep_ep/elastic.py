@@ -192,7 +192,7 @@ class ElasticBuffer(Sharing):
         return group, host if plan.waits else None
 
     def _bound(self, most: int) -> int:
-        """M of a group for dispatches with this M, the same for many; no more than the constructor's where that does."""
+        """M of a group for dispatches with this M, the same for many; at most the constructor's where that does."""
         if not most:
             return _TOKENS // self.num_ranks
         bound = _LEAST_BOUND

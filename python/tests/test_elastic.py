@@ -177,6 +177,19 @@ def test_bounds_of_batches(buffer, problem, world, expands):
     assert len(buffer.shared._high) <= 4  # one of them without a bound
 
 
+def test_a_bound_that_batches_share_is_not_too_large(world, device):
+    """Where a dispatch's own has room for rows by expert the group's has, too."""
+    tokens = torch.zeros((3, 16), dtype=torch.bfloat16, device=device)
+    ids = torch.zeros((3, 1), dtype=torch.int64, device=device)
+    fresh = deep_ep.ElasticBuffer(dist.new_group(), num_bytes=1 << 20, explicitly_destroy=True)
+    try:
+        rows, *_ = fresh.dispatch(tokens, ids, num_experts=world[1], num_max_tokens_per_rank=(1 << 20) // world[1],
+                                  do_expand=True)
+    finally:
+        fresh.destroy()
+    assert rows.shape == (3 * world[1] * (world[0] == 0), 16)
+
+
 def test_memory_in_a_graph(buffer, problem, world, device):
     """Rows of a layer take the memory of those before, which torch would keep from another stream until the end."""
     if device.type != "cuda":

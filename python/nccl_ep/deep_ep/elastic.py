@@ -26,6 +26,7 @@ _TOKENS = 1 << 17  # of all ranks together, if expanded rows have no bound
 # tokens of its group's bound.
 _LEAST_BOUND = 512
 _BOUND_STEP = 16
+_ROWS = 1 << 20  # of all ranks together, with which a group still has room for rows by expert
 _STEP = 2 << 20  # DeepEP rounds sizes up to this
 
 
@@ -198,6 +199,7 @@ class ElasticBuffer(Sharing):
         bound = _LEAST_BOUND
         while bound < most:
             bound *= _BOUND_STEP
+        bound = min(bound, max(most, _ROWS // self.num_ranks))
         return min(bound, self.num_max_tokens_per_rank) if most <= self.num_max_tokens_per_rank else bound
 
     @without_gradients

@@ -33,13 +33,14 @@ def sent(buffer, problem):
     return rows, counts, handle
 
 
-@pytest.mark.parametrize("signals", ["src_signals", "comp_signal"])
-def test_rows_that_are_computed_after_the_call(buffer, problem, device, signals):
-    """Nothing of them is read before the hook; another dispatch may be in between."""
+@pytest.mark.parametrize("signals, is_dense", [("src_signals", True), ("comp_signal", False)])
+def test_rows_that_are_computed_after_the_call(buffer, problem, device, signals, is_dense):
+    """Nothing of them is read before the hook, wherever they lie; another dispatch may be in between."""
     rows, counts, handle = sent(buffer, problem)
     want, _, _ = buffer.low_latency_combine(rows, problem.topk_idx, problem.weights, handle)
     rows, counts, handle = sent(buffer, problem)
-    late = torch.full_like(rows, float("nan"))
+    late = torch.full((*rows.shape[:2], rows.shape[2] * (1 if is_dense else 2)), float("nan"), dtype=rows.dtype,
+                      device=device)[..., :rows.shape[2]]
     signal = torch.zeros(len(counts), dtype=torch.int32, device=device)
     names = {"src_signals": {"src_signals": signal, "src_signal_expect_value": 1},
              "comp_signal": {"comp_signal": signal, "packed_recv_count": counts, "block_m": 64, "threshold": 1,

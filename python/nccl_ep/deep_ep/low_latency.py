@@ -118,7 +118,9 @@ def combine(slot: Slot, x: torch.Tensor, topk_weights: torch.Tensor, out: torch.
     """`Buffer.low_latency_combine`."""
     handle = slot.handle
     device = handle.group.device
-    x = checked("x", x, (*low_latency_shape(handle.group, 0, False)[:2], "H"), device)
+    rows = checked("x", x, (*low_latency_shape(handle.group, 0, False)[:2], "H"), device)
+    # A copy, which rows that do not lie densely need, would have what is there before the hook.
+    x = x if timing.is_late else rows
     shape = slot.tokens, x.shape[-1]
     weights = checked("topk_weights", topk_weights, (slot.tokens, handle.top_k), device,
                       torch.float32)

@@ -88,7 +88,8 @@ class TensorList:
             self._frame = _unused[self._form].pop()
         except LookupError:
             new = _dense if is_dense else describe
-            self._frame = _framed([new(tensor, tag) for tag, tensor in tagged if tensor is not None])
+            made = [new(tensor, tag) for tag, tensor in tagged if tensor is not None]
+            self._frame = _Frame(made, (_Pointer * len(made))(*map(ctypes.pointer, made)))
         if is_dense:
             for descriptor, tensor in zip(self._frame.descriptors, self.tensors):
                 descriptor.data = tensor.data_ptr()
@@ -120,10 +121,6 @@ class TensorList:
             _unused[form] = [self._frame]
         else:
             _unused.clear()
-
-
-def _framed(descriptors: list[ncclNDTensor_t]) -> _Frame:
-    return _Frame(descriptors, (_Pointer * len(descriptors))(*map(ctypes.pointer, descriptors)))
 
 
 def checked(name: str, tensor: torch.Tensor, shape: Sequence[int | str], device: torch.device,

@@ -8,6 +8,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import weakref
 
 import pytest
 import torch
@@ -166,6 +167,20 @@ def test_lists_of_tensors_are_accepted(library, comm, world, device):
     with pytest.raises(NcclEpError, match="destroyed already"):
         library.ncclEpHandleDestroy(handle)
     library.ncclEpGroupDestroy(group)
+
+
+def test_lists_are_filled_again():
+    """As soon as nobody has one any more, and with other tensors of its form; they keep none."""
+    first, second = torch.zeros((3, 7), dtype=torch.float16), torch.zeros((3, 7), dtype=torch.float16)
+    a_list, another = TensorList((Tag.TOKENS, first)), TensorList((Tag.TOKENS, second))
+    array = a_list.array
+    assert [each.array[0].contents.data for each in (a_list, another)] == [first.data_ptr(), second.data_ptr()]
+    gone = weakref.ref(first)
+    del first, a_list
+    assert gone() is None
+    again = TensorList((Tag.TOKENS, second))
+    assert again.array is array and array[0].contents.data == second.data_ptr()
+    assert TensorList((Tag.NONE, second)).array[0].contents.tag == Tag.NONE
 
 
 def test_the_search_for_the_library(tmp_path, monkeypatch):

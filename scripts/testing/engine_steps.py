@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import pathlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from testing import command, counts, python_steps
 from testing.gpu_machine import Machine
@@ -44,12 +44,11 @@ def host_steps(places: Places) -> list[Step]:
                          needs=python_steps.NEEDS) for name in _OVER_LATER_INTERFACE for ranks in _RANKS]
 
 
-def gpu_steps(machine: Machine) -> list[Step]:
-    """Over NCCL, rank i on GPU i; none where there are no files."""
+def gpu_steps(machine: Machine, step: Callable[..., Step]) -> list[Step]:
+    """Over NCCL, rank i on GPU i; none where there are no files. `step` is of `on_gpus`."""
     found = folders(machine.environment)
     if not found:
         return []
-    step = python_steps.on_gpus(machine)
     words = {name: python_steps.pytest_words(_TESTS / "engines" / f"test_{name}.py", "-rs", root=_TESTS)
              for name in (*_OVER_DEEP_EP, *_OVER_LATER_INTERFACE)}
     return [step(f"engines/{name}/{ranks}", ranks, each, _read,

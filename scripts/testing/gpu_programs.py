@@ -52,8 +52,9 @@ def all_steps(machine: Machine, quick: bool, has_ht: bool) -> list[Step]:
             step = _step(machine, variant, _with_more_work(variant, run, quick), index)
             steps.append(step if has_ht or not run.needs_ht else _skipped(step))
     steps += gpu_nodes.steps(machine, quick)
-    steps += python_steps.gpu_steps(machine, quick, has_ht)
-    steps += engine_steps.gpu_steps(machine) if has_ht else []
+    python_step = python_steps.on_gpus(machine)
+    steps += python_steps.gpu_steps(machine, python_step, quick, has_ht)
+    steps += engine_steps.gpu_steps(machine, python_step) if has_ht else []
     return [*steps, *_sanitizer_steps(machine)]
 
 

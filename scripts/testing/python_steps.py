@@ -120,7 +120,7 @@ def host_steps(places: Places) -> list[Step]:
     steps += [on_ranks(f"nodes-{split.replace(',', '')}/{name}", split, words, read)
               for split, (name, words, read) in zip(_SPLITS, of_nodes)]
     steps.append(on_ranks(f"examples/{_EXAMPLE_RANKS}", _EXAMPLE_RANKS, *_all_examples()))
-    steps.append(on_ranks(f"bench-layer/{_EXAMPLE_RANKS}", _EXAMPLE_RANKS, (str(_BENCH), "--", "--alternatives"),
+    steps.append(on_ranks(f"bench-layer/{_EXAMPLE_RANKS}", _EXAMPLE_RANKS, (str(_BENCH), "--", "--alternatives", "--deep-ep"),
                         example_counts()))
     steps += list(_unchanged_script(places))
     steps.append(Step("python/later-interface", lambda: _others_package(places), needs=NEEDS))
@@ -134,8 +134,8 @@ def _on_nodes(split: str, words: Sequence[str]) -> tuple[str, ...]:
     return (str(split.count(",") + 1), str(ROOT / "scripts" / "on_nodes.sh"), split, *words)
 
 
-def gpu_steps(machine: Machine, quick: bool, has_ht: bool) -> list[Step]:
-    """Over NCCL, rank i on GPU i."""
+def gpu_steps(machine: Machine, step: Callable[..., Step], quick: bool, has_ht: bool) -> list[Step]:
+    """Over NCCL, rank i on GPU i; `step` is of `on_gpus`."""
     gpus = len(machine.devices)
     ranks = [count for count in RANKS if count <= gpus]
     options = () if has_ht else ("-m", "not high_throughput")
@@ -148,9 +148,8 @@ def gpu_steps(machine: Machine, quick: bool, has_ht: bool) -> list[Step]:
     runs += [(f"{path.stem}/{ranks[-1]}", ranks[-1], ("python3", str(path)), example_counts())
              for path in examples() if has_ht or path.stem not in _NEED_HT]
     if has_ht:
-        words = ("python3", str(_BENCH), "--iterations", "3")
+        words = ("python3", str(_BENCH), "--deep-ep", "--iterations", "3")
         runs.append((f"bench-layer/{ranks[-1]}", ranks[-1], words, example_counts()))
-    step = on_gpus(machine)
     return [step(f"python/{name}", *run) for name, *run in runs]
 
 

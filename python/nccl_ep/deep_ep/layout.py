@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from nccl_ep.layers.rows import triton_kernels
 from nccl_ep.routing import known_ids
+from nccl_ep.triton_kernels import working
 
 _NODE = 8  # ranks of a node, as DeepEP counts them
 _Counted = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -25,11 +25,12 @@ def layout(topk_idx: torch.Tensor, num_experts: int,
 
 def _counted(ids: torch.Tensor, num_experts: int, num_ranks: int) -> _Counted:
     # In a captured graph no operation costs the host time, and a first launch would have to compile.
-    if ids.is_cuda and not torch.cuda.is_current_stream_capturing() and triton_kernels(ids.device) is not None:
-        from nccl_ep.deep_ep.layout_kernel import counted
-
-        return counted(ids, num_experts, num_ranks)
-    return _counted_by_torch(ids, num_experts, num_ranks)
+    kernels = None
+    if ids.is_cuda and not torch.cuda.is_current_stream_capturing():
+        kernels = working("nccl_ep.deep_ep.layout_kernel", ids.device)
+    count = _counted_by_torch if kernels is None else kernels.counted
+    found: _Counted = count(ids, num_experts, num_ranks)
+    return found
 
 
 def _counted_by_torch(ids: torch.Tensor, num_experts: int, num_ranks: int) -> _Counted:

@@ -11,7 +11,7 @@ import triton.language as tl
 _BLOCK = 32  # tokens
 
 
-@triton.jit(do_not_specialize=["tokens"])
+@triton.jit(do_not_specialize=["tokens", "width", "experts", "local", "ranks"])
 def _count(ids, counts, goes, tokens, width, experts, local, ranks, BLOCK: tl.constexpr, RANKS: tl.constexpr):
     token = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
     is_token = token < tokens
@@ -26,6 +26,11 @@ def _count(ids, counts, goes, tokens, width, experts, local, ranks, BLOCK: tl.co
     tl.store(goes + token[:, None] * ranks + rank[None, :], found.to(tl.uint8),
              mask=is_token[:, None] & is_rank[None, :])
     tl.atomic_add(counts + experts + rank, tl.sum(found, axis=0), mask=is_rank)
+
+
+def try_out(device: torch.device) -> None:
+    """Runs it."""
+    counted(torch.zeros((1, 1), dtype=torch.int64, device=device), 1, 1)
 
 
 def counted(ids: torch.Tensor, num_experts: int, num_ranks: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -57,6 +57,12 @@ def add_up(rows: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
     return sums
 
 
+def try_out(device: torch.device) -> None:
+    """Runs both."""
+    one = torch.zeros((1, 1), dtype=torch.int32, device=device)
+    add_up(spread(torch.zeros((1, 8), dtype=torch.float32, device=device), one, 1), one)
+
+
 def _launch(kernel: Any, source: torch.Tensor, slots: torch.Tensor, target: torch.Tensor) -> None:
     (tokens, width), hidden = slots.shape, target.shape[1]
     grid = (tokens, triton.cdiv(hidden, _BLOCK))

@@ -5,13 +5,12 @@ Both sum in fp32, in the order of experts, and round once.
 
 from __future__ import annotations
 
-import functools
-import warnings
 from types import ModuleType
 
 import torch
 
 from nccl_ep.layers.layout import Expansion
+from nccl_ep.triton_kernels import working
 
 _TYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -67,18 +66,6 @@ def _kernels_for(tensor: torch.Tensor) -> ModuleType | None:
     return triton_kernels(tensor.device)
 
 
-@functools.cache
 def triton_kernels(device: torch.device) -> ModuleType | None:
-    """The module `kernels` if Triton is installed and works on this GPU; determined once."""
-    try:
-        from nccl_ep.layers import kernels
-    except ImportError:
-        return None
-    try:
-        one = torch.zeros((1, 1), dtype=torch.int32, device=device)
-        token = torch.zeros((1, 8), dtype=torch.float32, device=device)
-        kernels.add_up(kernels.spread(token, one, 1), one)
-    except Exception as error:  # such as no C compiler, or a GPU too new for Triton
-        warnings.warn(f"Triton does not work here, sums of rows are slower: {error}", stacklevel=2)
-        return None
-    return kernels
+    """The module `kernels` if Triton is installed and works on this GPU."""
+    return working("nccl_ep.layers.kernels", device)

@@ -2,7 +2,7 @@
 """Times an MoE layer on EPAll2AllLayer step by step: the exchanges between ranks, and torch's work
 on the rank of the experts.
 
-    mpirun -np 4 python3 bench/layer.py [--json FILE]          or torchrun --nproc-per-node 4 ...
+    mpirun -np 4 python3 bench/layer.py [--deep-ep] [--json FILE]   or torchrun --nproc-per-node 4 ...
 
 Rank i runs on GPU i and is timed by CUDA events; with the CPU stand-ins the times mean nothing.
 Each step runs alone, after a barrier; the median of the slowest rank counts. "host us" is the time
@@ -26,12 +26,14 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "examples" / "python"))
 sys.path.append(str(ROOT / "python"))  # if the package is not installed
 
+from nccl_ep import deep_ep  # noqa: E402
 from nccl_ep.layers import EPAll2AllLayer, expand, rows  # noqa: E402
 from start import finish, start  # noqa: E402
 
 # GPU cycles during which launches queue up, so that only the GPU's own time is measured.
 _HEAD_START = 3_000_000
 _WARM_UP = 3
+_FEW = 128  # tokens of low latency
 
 
 @dataclasses.dataclass
@@ -51,6 +53,7 @@ class Bench:
     def __init__(self, arguments: argparse.Namespace, rank: int, size: int, device: torch.device) -> None:
         self.device = device
         experts, top_k = arguments.experts, arguments.top_k
+        self.experts = experts
         dtype = getattr(torch, arguments.dtype)
         self.layer = EPAll2AllLayer(None, arguments.tokens, arguments.hidden, top_k, rank, experts,
                                     size, size, dtype=dtype, num_sm=arguments.num_sm)
@@ -100,6 +103,31 @@ class Bench:
             Step("layer.combine", lambda: layer.combine(self.rows, layout)),
             Step("forward", lambda: self.forward(self.tokens), host_waits=True),
             Step("forward and backward", self.forward_and_backward, host_waits=True),
+        ]
+
+    def calls_of(self, buffer: deep_ep.Buffer) -> list[Step]:
+        """The same exchanges by an engine's calls, and those of low latency for the first tokens."""
+        experts, most = self.experts, min(len(self.tokens), _FEW)
+        tokens, ids, weights = (each[:most].contiguous() for each in (self.tokens.bfloat16(), self.ids, self.weights))
+        per_rank, _, per_expert, goes, _ = buffer.get_dispatch_layout(self.ids, experts)
+        routing = {"topk_idx": self.ids, "topk_weights": self.weights, "num_tokens_per_rank": per_rank,
+                   "num_tokens_per_expert": per_expert, "is_token_in_rank": goes}
+        received, _, _, _, handle, _ = buffer.dispatch(self.tokens, **routing)
+
+        def pair(hook: bool) -> None:
+            rows, _, slot, _, receive = buffer.low_latency_dispatch(tokens, ids, most, experts, use_fp8=False,
+                                                                    return_recv_hook=hook)
+            receive and receive()
+            receive = buffer.low_latency_combine(rows, ids, weights, slot, return_recv_hook=hook)[2]
+            receive and receive()
+
+        return [
+            Step("Buffer.get_dispatch_layout", lambda: buffer.get_dispatch_layout(self.ids, experts)),
+            Step("Buffer.dispatch", lambda: buffer.dispatch(self.tokens, **routing), host_waits=True),
+            Step("Buffer.dispatch(handle=)", lambda: buffer.dispatch(self.tokens, handle=handle)),
+            Step("Buffer.combine", lambda: buffer.combine(received, handle)),
+            Step(f"low latency, {most} tokens", lambda: pair(False)),
+            Step("the same with hooks", lambda: pair(True)),
         ]
 
     def alternatives(self) -> list[Step]:
@@ -201,6 +229,7 @@ def parse_arguments() -> argparse.Namespace:
         parser.add_argument(f"--{name}", type=int, help=text)
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
     parser.add_argument("--num-sm", type=int, default=20, help="SMs of communication (20); 0: the library chooses")
+    parser.add_argument("--deep-ep", action="store_true", help="also the calls of deep_ep.Buffer")
     parser.add_argument("--alternatives", action="store_true", help="also other ways to expand and reduce")
     parser.add_argument("--count-kernels", action="store_true", help="with torch's profiler")
     parser.add_argument("--json", metavar="FILE", type=pathlib.Path, help="write the records there")
@@ -220,6 +249,10 @@ def main() -> None:
     bench = Bench(arguments, rank, size, device)
     bench.check()
     steps = bench.steps() + (bench.alternatives() if arguments.alternatives else [])
+    buffer = None
+    if arguments.deep_ep:
+        buffer = deep_ep.Buffer(dist.group.WORLD, low_latency_mode=True, explicitly_destroy=True)
+        steps += bench.calls_of(buffer)
     records = measure(bench, steps, arguments)
     shape = {name: getattr(arguments, name) for name in (*defaults, "dtype", "num_sm")}
     if rank == 0:
@@ -233,6 +266,8 @@ def main() -> None:
                         "rows": len(bench.rows), "received": len(bench.received.tokens),
                         "steps": records}
             arguments.json.write_text(json.dumps(contents, indent=1) + "\n")
+    if buffer is not None:
+        buffer.destroy()
     bench.layer.finalize()
     finish(rank, f"{len(records)} steps timed on {size} ranks")
 

@@ -6,9 +6,11 @@ Rank 0 closes with the line `N passed, N failed`, which the test runner reads.
 import ctypes
 import datetime
 import gc
+import importlib.util
 import json
 import os
 import pathlib
+import sys
 import tempfile
 
 import pytest
@@ -132,6 +134,22 @@ def device() -> torch.device:
 def library() -> NCCLLibrary:
     """The library, loaded once."""
     return NCCLLibrary()
+
+
+@pytest.fixture(scope="module")
+def deep_ep():
+    """The package of this name, as a program finds it. Closes in the end what Buffers that are never destroyed leave."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(pathlib.Path(__file__).parents[1] / "deep-ep"))
+        assert importlib.util.find_spec("deep_ep") is not None
+        yield importlib.import_module("deep_ep")
+        from nccl_ep.deep_ep import shared
+
+        for each in shared._SHARED.values():
+            each.close()
+        shared._SHARED.clear()
+    for name in [each for each in sys.modules if each.partition(".")[0] == "deep_ep"]:
+        del sys.modules[name]
 
 
 @pytest.fixture(scope="session")

@@ -1,10 +1,5 @@
 """Programs over `deep_ep.Buffer`: the order of the calls of vLLM, SGLang and Megatron-Core, by hand."""
 
-import importlib
-import importlib.util
-import pathlib
-import sys
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -13,26 +8,6 @@ from problems import Problem
 
 pytestmark = pytest.mark.high_throughput
 _MOST = 32
-
-
-@pytest.fixture(scope="module")
-def deep_ep():
-    """The package of this name, as a program finds it."""
-    sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "deep-ep"))
-    assert importlib.util.find_spec("deep_ep") is not None
-    yield importlib.import_module("deep_ep")
-    sys.path.pop(0)
-
-
-@pytest.fixture(scope="module")
-def kept():
-    """Closes in the end what Buffers that are never destroyed leave."""
-    yield
-    from nccl_ep.deep_ep import shared
-
-    for each in shared._SHARED.values():
-        each.close()
-    shared._SHARED.clear()
 
 
 def experts_by_row(problem, rows, ids, weights, local):
@@ -116,7 +91,7 @@ def test_vllm_two_micro_batches(deep_ep, world, device):
     buffer.destroy()
 
 
-def test_sglang_one_buffer_for_both_modes(deep_ep, kept, world, device):
+def test_sglang_one_buffer_for_both_modes(deep_ep, world, device):
     """Prefill asynchronously behind a captured event; then two batches of decode in turns, with FP8.
     Received tensors are emptied in place, and the Buffer is never destroyed."""
     problem = Problem(*world, tokens=8, hidden=512, dtype=torch.bfloat16, device=device)
@@ -213,7 +188,7 @@ def megatron_functions(get_buffer):
     return FusedDispatch, FusedCombine
 
 
-def test_megatron_core(deep_ep, kept, world, device):
+def test_megatron_core(deep_ep, world, device):
     """A layer's forward and backward. The Buffer is dropped without `destroy`."""
     problem = Problem(*world, hidden=64, dtype=torch.float32, masked=True, device=device)
     made: list = []

@@ -20,8 +20,6 @@ from typing import Any
 import pytest
 import torch
 
-from documents import ROOT
-
 FP8 = torch.float8_e4m3fn
 
 
@@ -100,20 +98,6 @@ def modules(place: pathlib.Path, own: Collection[str], told: Mapping[str, Mappin
     finally:
         sys.meta_path.remove(finder)
         forget(finder.top)
-
-
-@contextlib.contextmanager
-def deep_ep() -> Iterator[None]:
-    """Within it there is a package of this name. Closes in the end what Buffers that are never destroyed leave."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "python" / "deep-ep"))
-        yield
-        from nccl_ep.deep_ep import shared
-
-        for each in shared._SHARED.values():
-            each.close()
-        shared._SHARED.clear()
-    forget("deep_ep")
 
 
 class Idle:

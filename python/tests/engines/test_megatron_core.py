@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
 
 from documents import ROOT, snippets
-from loading import deep_ep, folder, without_gpu
+from loading import folder, without_gpu
 from nccl_ep.layers import EPAll2AllLayer
 from problems import Problem
 
@@ -33,12 +33,12 @@ def _lists_of_rows(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def core(world, device):
+def core(deep_ep, world, device):
     """The package `megatron.core`. What is not about communication and missing here has stand-ins."""
     if world[1] == 1:
         pytest.skip("its flex dispatcher needs two ranks")
     place = folder(_FILE)
-    with pytest.MonkeyPatch.context() as patch, deep_ep():
+    with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(place))
         pytest.importorskip("numpy", reason="Megatron-Core needs NumPy, also from its folder")
         patch.setenv("TORCHDYNAMO_DISABLE", "1")  # it compiles functions of routers, which takes minutes

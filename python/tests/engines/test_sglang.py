@@ -6,7 +6,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from loading import deep_ep
 from problems import Problem
 from sglang_engine import sglang
 
@@ -20,14 +19,8 @@ class TopK(NamedTuple):
     router_logits: None = None
 
 
-@pytest.fixture(scope="module", autouse=True)
-def package():
-    with deep_ep():
-        yield
-
-
 @pytest.fixture
-def engine(world, device, monkeypatch):
+def engine(deep_ep, world, device, monkeypatch):
     monkeypatch.setenv("SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK", str(_MOST))
     monkeypatch.setenv("SGLANG_DEEPEP_V2_NUM_MAX_DISPATCH_TOKENS_PER_RANK", str(_MOST))
     yield from sglang(monkeypatch, device)

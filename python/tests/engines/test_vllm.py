@@ -17,7 +17,7 @@ _MANAGERS = {"ht": "DeepEPHT", "ll": "DeepEPLL", "v2": "DeepEPV2"}
 
 
 @pytest.fixture(scope="module")
-def engine(world, device):
+def engine(deep_ep, world, device):
     yield from vllm(world, device)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from loading import FP8, deep_ep, folder, modules, quantized, without_gpu
+from loading import FP8, folder, modules, quantized, without_gpu
 
 _MOE = "vllm.model_executor.layers.fused_moe"
 _FILES = ("vllm.envs", "vllm.utils.import_utils", "vllm.utils.math_utils", "vllm.v1.worker.ubatching",
@@ -110,7 +110,7 @@ def vllm(world: tuple[int, int], device: torch.device) -> Iterator[named]:
         pytest.skip("vLLM's ids for no expert mean one of another rank")
     options = named(enforce_eager=False, enable_fault_tolerance=False, sizes=torch.zeros(world[1], dtype=torch.int64))
     has_regex = importlib.util.find_spec("regex") is not None
-    with pytest.MonkeyPatch.context() as patch, deep_ep(), modules(place, _FILES, told(world, device, options)):
+    with pytest.MonkeyPatch.context() as patch, modules(place, _FILES, told(world, device, options)):
         patch.setenv("EP_DISABLE_GIN", "1")
         if not has_regex:
             patch.setitem(sys.modules, "regex", re)

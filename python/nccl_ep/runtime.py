@@ -251,7 +251,7 @@ def new_event(timing: bool = False) -> torch.cuda.Event:
 
 
 class Use:
-    """The end of the last use of memory on this GPU, for those that use it next."""
+    """The end of the last use of memory on this GPU, for those that use it next: `with use:`, also if it fails."""
 
     def __init__(self, device: torch.device) -> None:
         self._number = device.index
@@ -277,6 +277,11 @@ class Use:
             current.wait_event(self._end)
         elif _is_capturing(self._stream):  # else its graph has ended
             current.wait_stream(self._stream)
+
+    __enter__ = current_stream_wait
+
+    def __exit__(self, *error: object) -> None:
+        self.note()
 
 
 def _is_capturing(stream: Any) -> bool:

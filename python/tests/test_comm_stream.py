@@ -1,5 +1,7 @@
 """The order of a Buffer's operations on two streams, by streams and events that only say who waits for whom."""
 
+import contextlib
+
 import torch
 
 from nccl_ep import runtime
@@ -58,7 +60,7 @@ def comm_stream(monkeypatch):
         monkeypatch.setattr(module, "new_event", Event)
     monkeypatch.setattr(torch.cuda, "Stream", lambda _: Stream())
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: now[-1].is_captured)
-    return now[0], events.CommStream(torch.device("cuda", 1))
+    return now[0], events.CommStream(torch.device("cuda", 1), runtime.Use(torch.device("cuda", 1)))
 
 
 def ran(comm, previous=None, asynchronous=False):
@@ -80,3 +82,12 @@ def test_operations_follow_each_other(monkeypatch):
         assert ran(comm) == ([comm.stream], False)
         assert ran(comm) == ([comm.stream], False)
         assert ran(comm, asynchronous=True) == ([current] * 4, True)
+
+
+def test_those_of_other_buffers_follow_too(monkeypatch):
+    """And they follow one that has failed, of which a part may be enqueued."""
+    _, comm = comm_stream(monkeypatch)
+    with contextlib.suppress(KeyError), comm.on(None, [], True):
+        raise KeyError
+    other = events.CommStream(torch.device("cuda", 1), comm.order)
+    assert ran(other) == ([comm.stream], False)

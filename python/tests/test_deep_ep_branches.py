@@ -1,4 +1,4 @@
-"""What the branches of DeepEP that engines install add to a `Buffer`, and the SMs of a configuration."""
+"""What the branches of DeepEP that engines install add to a `Buffer`, the SMs of a configuration, and ids in place."""
 
 import pytest
 import torch
@@ -55,6 +55,28 @@ def test_rows_that_are_computed_after_the_call(buffer, problem, device, signals,
     hook()
     assert torch.equal(sums, want)
     assert torch.equal(buffer.low_latency_combine(other, problem.topk_idx, problem.weights, its_handle)[0], want)
+
+
+def test_ids_are_read_where_they_lie(buffer, problem):
+    """By one handle for any number of tokens, also where other ids lay."""
+    pool = buffer.shared.low_latency(problem.num_experts, 128, _MOST)
+
+    def pair(ids, weights):
+        rows, _, handle, _, _ = buffer.low_latency_dispatch(problem.tokens[:len(ids)], ids, _MOST, problem.num_experts,
+                                                            use_fp8=False)
+        assert handle.handle.topk_idx.data_ptr() == ids.data_ptr()
+        return buffer.low_latency_combine(rows, ids, weights, handle)[0].float()
+
+    ids, weights = problem.topk_idx.clone(), problem.weights
+    factors = torch.where(ids >= 0, weights, 0.0).sum(dim=1, keepdim=True)
+    want, made = problem.tokens.float() * factors, len(pool._made)
+    for _ in range(3):
+        ids, weights = ids.copy_(ids.flip(1)), weights.flip(1)
+        torch.testing.assert_close(pair(ids, weights), want, rtol=0.1, atol=0.05)
+        few = ids[:3].clone()
+        torch.testing.assert_close(pair(few, weights[:3]), want[:3], rtol=0.1, atol=0.05)
+        assert len(pair(ids[:0], weights[:0])) == 0
+    assert len(pool._made) <= max(made, 1)
 
 
 def test_on_another_stream(buffer, problem, device):

@@ -59,9 +59,9 @@ class CommStream:
     their memory is used again in a capture, too: torch keeps what other streams have used until a capture ends.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, order: Use) -> None:
         self.stream: Any = None if device.type == "cpu" else torch.cuda.Stream(device)
-        self._last = Use(device)  # groups of one Buffer do not wait for ranks at the same time
+        self.order = order
 
     @contextlib.contextmanager
     def on(self, previous: Any, inputs: Iterable[Any], asynchronous: bool, local: bool = False) -> Iterator[bool]:
@@ -76,11 +76,8 @@ class CommStream:
                 if event is not None:
                     event.current_stream_wait()
                 _keep(inputs, self.stream)
-            if not local:
-                self._last.current_stream_wait()
-            yield beside
-            if not local:
-                self._last.note()
+            with contextlib.nullcontext() if local else self.order:
+                yield beside
 
     def finish(self, beside: bool, asynchronous: bool, outputs: Iterable[Any]) -> EventOverlap:
         """What an operation returns: its event, or none if the current stream waits for it."""

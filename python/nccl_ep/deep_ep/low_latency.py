@@ -13,7 +13,7 @@ from nccl_ep.deep_ep.events import CommStream, EventOverlap
 from nccl_ep.deep_ep.pool import Pool, Slot
 from nccl_ep.operators.traced import is_traced
 from nccl_ep.row_layout import low_latency_shape
-from nccl_ep.runtime import current_stream, on_stream, uses_stand_ins
+from nccl_ep.runtime import Use, current_stream, on_stream, uses_stand_ins
 from nccl_ep.scales import CastName
 from nccl_ep.tensors import checked, checked_integers, checked_output
 
@@ -52,13 +52,15 @@ class Timing:
                 after()
             return self._comm.finish(beside, True, results), None
         event = EventOverlap(extra_tensors=tuple(inputs))
+        order = self._comm.order
         if self.is_late:
-            return event, _hook(start, after, is_late=True)
-        start()
-        if not self.staged:
-            after()
-            return event, None
-        return event, _hook(receive, after)
+            return event, _hook(start, after, order, is_late=True)
+        with order:
+            start()
+            if not self.staged:
+                after()
+                return event, None
+        return event, _hook(receive, after, order)
 
 
 def checked_tokens(x: torch.Tensor, topk_idx: torch.Tensor, most: int,
@@ -80,6 +82,7 @@ def dispatch(pool: Pool, x: torch.Tensor, topk_idx: torch.Tensor, cast: CastName
 
     def start() -> list[Any]:
         with _added_to(waits, pool.group.time_waits):
+            slot.route(topk_idx)
             received.append(slot.handle.dispatch(slot.padded(x), cast=cast, scales_order="column",
                                                  send_only=timing.staged))
         return list(received[0])
@@ -87,7 +90,6 @@ def dispatch(pool: Pool, x: torch.Tensor, topk_idx: torch.Tensor, cast: CastName
     def count() -> None:
         if stats is not None:
             stats.add_(received[0].counts)
-        slot.note_use()
 
     inputs = [x, topk_idx] if waits is None else [x, topk_idx, waits]
     try:
@@ -140,8 +142,6 @@ def combine(slot: Slot, x: torch.Tensor, topk_weights: torch.Tensor, out: torch.
     def bring() -> None:
         if not is_whole:
             result.copy_(sums[0][:slot.tokens])
-        # Whoever takes the handle next writes its ids, possibly on another stream.
-        slot.note_use()
         slot.release()
 
     inputs = [x, weights, result] if waits is None else [x, weights, result, waits]
@@ -149,7 +149,7 @@ def combine(slot: Slot, x: torch.Tensor, topk_weights: torch.Tensor, out: torch.
     return result, event, hook
 
 
-def _hook(receive: Callable[[], Any], after: Hook, is_late: bool = False) -> Hook:
+def _hook(receive: Callable[[], Any], after: Hook, order: Use, is_late: bool = False) -> Hook:
     """Receives, once, on the stream that is current now; if `is_late`, behind that which is current then."""
     stream = None if uses_stand_ins() else current_stream()
     pending = [True]
@@ -159,13 +159,9 @@ def _hook(receive: Callable[[], Any], after: Hook, is_late: bool = False) -> Hoo
             return
         pending.clear()
         with torch.no_grad():
-            if stream is None:
-                receive()
-                after()
-                return
-            if is_late:
+            if is_late and stream is not None:
                 stream.wait_stream(current_stream())
-            with on_stream(stream):
+            with contextlib.nullcontext() if stream is None else on_stream(stream), order:
                 receive()
                 after()
 

@@ -1,30 +1,32 @@
 """Low-latency handles for calls that bring their own ids.
 
-A handle is bound to memory of ids and to a number of tokens. So there are some for each number; a dispatch takes one
-and copies its ids in, and its combine gives it back. Until another dispatch takes it, it can be combined again. Over
-several nodes making one is collective and fixes the number of tokens, so all are for M tokens there, padded with ids
-of -1.
+A dispatch takes a handle, and its combine gives it back. Until another dispatch takes it, it can be combined again. Its
+ids are read where the caller has them, until the combine has run; DeepEP's combine gets them once more, so they stay.
+
+Over several nodes routing a handle is collective and fixes the number of tokens. So handles have memory for M tokens'
+ids there, to which those of a dispatch are copied, padded with -1. In traced code, too, where ids have no address.
 """
 
 from __future__ import annotations
 
-import collections
 from typing import Any
 
 import torch
 
 from nccl_ep.group import EpGroup
 from nccl_ep.handle import EpHandle
+from nccl_ep.operators.traced import is_traced
 from nccl_ep.routing import padded, write_ids
-from nccl_ep.runtime import Use
+
+_Shape = tuple[int, int]
 
 
 class Place:
-    """A handle, how often it has been taken, and the end of its last use."""
+    """A handle, which may have memory of its own for ids, and how often it has been taken."""
 
-    def __init__(self, handle: EpHandle[Any]) -> None:
-        self.handle, self.takes = handle, 0
-        self.used = Use(handle.group.device)
+    def __init__(self, handle: EpHandle[Any], free: list[Place], copies: bool) -> None:
+        self.handle, self.copies, self.takes = handle, copies, 0
+        self.free = free  # where it is while nobody has it
 
 
 class Pool:
@@ -32,34 +34,27 @@ class Pool:
 
     def __init__(self, group: EpGroup[Any], is_one_node: bool) -> None:
         self.group, self.is_one_node = group, is_one_node
-        self._free: dict[tuple[int, int], list[Place]] = collections.defaultdict(list)
+        # Without memory for ids, and with memory for those of a shape.
+        self._free: dict[_Shape | None, list[Place]] = {}
         self._made: list[EpHandle[Any]] = []
 
     def take(self, topk_idx: torch.Tensor) -> Slot:
-        """A handle with the ids `topk_idx` int64 [T, K], which the caller may reuse at once; T is at
-        most M."""
+        """A handle for ids int64 [T, K], dense, of T up to M; without them before `Slot.route`."""
         tokens, top_k = topk_idx.shape
+        copies = not self.is_one_node or is_traced()
         shape = (tokens if self.is_one_node else self.group.max_tokens_per_rank, top_k)
-        free = self._free[shape]
+        free = self._free.setdefault(shape if copies else None, [])
         if not free:
             # Also usable outside of inference mode, if that is on now.
             with torch.inference_mode(False):
-                ids = torch.full(shape, -1, dtype=torch.int64, device=self.group.device)
+                ids = topk_idx
+                if copies:
+                    ids = torch.full(shape, -1, dtype=torch.int64, device=self.group.device)
                 # The constructor, as a mode of torch may be on, and `create_handle` trace.
                 made = EpHandle(self.group, ids)
             self._made.append(made)
-            free.append(Place(made))
-        slot = Slot(self, free[-1], tokens)
-        try:
-            write_ids(slot.handle.topk_idx, topk_idx)
-        except BaseException:
-            slot.release()
-            raise
-        return slot
-
-    def free(self, handle: EpHandle[Any]) -> list[Place]:
-        """Those that a dispatch may take instead of this one; the last is taken next."""
-        return self._free[handle.num_tokens, handle.top_k]
+            free.append(Place(made, free, copies))
+        return Slot(self, free[-1], tokens)
 
     def close(self) -> None:
         """Destroys all handles."""
@@ -91,23 +86,24 @@ class Slot:
                                "combine before that")
         return self._place.handle
 
-    def hold(self) -> None:
-        """Keeps others from taking the handle until `release`; the current stream waits for its last
-        use."""
-        if not self._is_held:
-            self._pool.free(self.handle).remove(self._place)
-            self._is_held = True
-        self._place.used.current_stream_wait()
+    def route(self, topk_idx: torch.Tensor) -> None:
+        """Gives the handle these ids, on the current stream, where the dispatch follows."""
+        if self._place.copies:
+            write_ids(self.handle.topk_idx, topk_idx)
+        else:
+            self.handle.reread(topk_idx)
 
-    def note_use(self) -> None:
-        """An operation is enqueued on the current stream, which the next ones wait for."""
-        self._place.used.note()
+    def hold(self) -> None:
+        """Keeps others from taking the handle until `release`."""
+        if not self._is_held:
+            self._place.free.remove(self._place)
+            self._is_held = True
 
     def release(self) -> None:
         """Its combine is enqueued, or nothing: others may take it."""
         if self._is_held:
             self._is_held = False
-            self._pool.free(self._place.handle).append(self._place)
+            self._place.free.append(self._place)
 
     # A dispatch that nobody combines. Over nodes all ranks must take the same handles, and drop their
     # own at different times.

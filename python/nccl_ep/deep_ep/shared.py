@@ -22,7 +22,7 @@ from nccl_ep.deep_ep.pool import Pool
 from nccl_ep.group import EpGroup
 from nccl_ep.nccl_wrapper import NCCLLibrary
 from nccl_ep.rendezvous import collective_device, communicator
-from nccl_ep.runtime import HostCopy, Runtime
+from nccl_ep.runtime import HostCopy, Runtime, Use
 from nccl_ep.types import NCCL_EP_AUTO
 
 _MOST_GROUPS = 4  # of a mode
@@ -42,6 +42,8 @@ class Shared:
         self.is_one_node = _is_one_node(group)
         self.users = 0
         self.is_kept = False
+        # Of all operations: two groups that waited for other ranks at the same time could wait for each other.
+        self.order = Use(self.device)
         self._high: list[tuple[EpGroup[Any], HostCopy]] = []
         self._low: list[Pool] = []
 
@@ -121,7 +123,7 @@ class Sharing:
     def __init__(self, group: Any, explicitly_destroy: bool) -> None:
         self.group, self.explicitly_destroy = group, explicitly_destroy
         self._shared: Shared | None = enter(group, explicitly_destroy)
-        self._comm = CommStream(self._shared.device)
+        self._comm = CommStream(self._shared.device, self._shared.order)
 
     @property
     def shared(self) -> Shared:

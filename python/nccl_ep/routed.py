@@ -73,12 +73,16 @@ class Routed(Generic[Mode]):
     def reread(self, topk_idx: torch.Tensor) -> None:
         """LL on one node: `update`, and no call if these ids, int64 and dense, lie where those of now do. A combine
         finds no dispatch after the one, and the last one after the other."""
-        before = self.topk_idx
-        if (before.data_ptr(), before.shape) != (topk_idx.data_ptr(), topk_idx.shape):
+        if self.lies_at(topk_idx):
+            self.topk_idx = topk_idx
+            self._ids_kept_for = {self.group.runtime.stream(None)}
+        else:
             self.update(topk_idx)
-            return
-        self.topk_idx = topk_idx
-        self._ids_kept_for = {self.group.runtime.stream(None)}
+
+    def lies_at(self, topk_idx: torch.Tensor) -> bool:
+        """Whether its ids lie where these do."""
+        ids = self.topk_idx
+        return ids.data_ptr() == topk_idx.data_ptr() and ids.shape == topk_idx.shape
 
     def _route(self, topk_idx: Any, counts: torch.Tensor | None, stream: Any,
                call: Callable[[torch.Tensor, TensorList, int | None], None]) -> None:

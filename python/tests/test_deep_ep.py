@@ -224,8 +224,9 @@ def test_low_latency(buffer, world, device, how, hooks):
     rank, size = world
     stats = torch.ones(problem.num_experts // size, dtype=torch.int32, device=device)
     waits = torch.zeros(size, dtype=torch.int64, device=device)
+    ids = problem.topk_idx.clone()  # combined with others that are equal
     rows, counts, handle, event, hook = buffer.low_latency_dispatch(
-        problem.tokens, problem.topk_idx.clone(), _MOST, problem.num_experts, return_recv_hook=hooks,
+        problem.tokens, ids, _MOST, problem.num_experts, return_recv_hook=hooks,
         cumulative_local_expert_recv_stats=stats, **how)
     assert (hook is not None) == hooks and event.event is None
     if hooks:
@@ -265,7 +266,7 @@ def test_low_latency(buffer, world, device, how, hooks):
     again = buffer.low_latency_combine(values.to(torch.bfloat16), problem.topk_idx, problem.weights,
                                        handle)[0]
     assert torch.equal(again, sums) and waits.tolist() == timed
-    buffer.low_latency_dispatch(problem.tokens, problem.topk_idx, _MOST, problem.num_experts)
+    buffer.low_latency_dispatch(problem.tokens, ids, _MOST, problem.num_experts)
     with pytest.raises(RuntimeError, match="handle: it has been combined"):
         buffer.low_latency_combine(rows, problem.topk_idx, problem.weights, handle)
 

@@ -19,6 +19,7 @@ from nccl_ep.operators.traced import is_traced
 from nccl_ep.routing import padded, write_ids
 
 _Shape = tuple[int, int]
+_MOST_READERS = 8  # handles that read ids in place: layers bring theirs at few addresses by turns
 
 
 class Place:
@@ -44,7 +45,8 @@ class Pool:
         copies = not self.is_one_node or is_traced()
         shape = (tokens if self.is_one_node else self.group.max_tokens_per_rank, top_k)
         free = self._free.setdefault(shape if copies else None, [])
-        if not free:
+        place = next((each for each in reversed(free) if copies or each.handle.lies_at(topk_idx)), None)
+        if place is None and (not free or len(self._made) < _MOST_READERS):
             # Also usable outside of inference mode, if that is on now.
             with torch.inference_mode(False):
                 ids = topk_idx
@@ -53,8 +55,9 @@ class Pool:
                 # The constructor, as a mode of torch may be on, and `create_handle` trace.
                 made = EpHandle(self.group, ids)
             self._made.append(made)
-            free.append(Place(made, free, copies))
-        return Slot(self, free[-1], tokens)
+            place = Place(made, free, copies)
+            free.append(place)
+        return Slot(self, place or free[0], tokens)
 
     def close(self) -> None:
         """Destroys all handles."""

@@ -187,8 +187,8 @@ def _job() -> str:
         return f"port.{os.environ['MASTER_PORT']}"
     if "SLURM_JOB_ID" in os.environ:
         return f"{os.environ['SLURM_JOB_ID']}.{os.environ.get('SLURM_STEP_ID', '')}"
-    # The launcher is the parent of all ranks.
-    return str(os.getppid())
+    # The launcher is the parent of all ranks. Containers may share a network, and number their processes alike.
+    return f"{os.getppid()}.{os.stat('/proc/self/ns/pid').st_ino}"
 
 
 def _serve(address: str, data: bytes, readers: int, deadline: float) -> int:

@@ -23,13 +23,16 @@ def only(monkeypatch, environment):
         monkeypatch.setenv(name, value)
 
 
+_OF_PARENT = f"{os.getppid()}.{os.stat('/proc/self/ns/pid').st_ino}"
+
+
 @pytest.mark.parametrize("environment, job", [
     ({"PMIX_NAMESPACE": "17", "TORCHELASTIC_RUN_ID": "none"}, "17"),
     ({"TORCHELASTIC_RUN_ID": "abc", "MASTER_PORT": "29500"}, "abc"),
     ({"TORCHELASTIC_RUN_ID": "none", "MASTER_PORT": "29500"}, "port.29500"),
     ({"SLURM_JOB_ID": "5", "SLURM_STEP_ID": "1", "MASTER_PORT": "29500"}, "5.1"),
-    ({"MASTER_PORT": "29500"}, str(os.getppid())),
-    ({"TORCHELASTIC_RUN_ID": "none"}, str(os.getppid())),
+    ({"MASTER_PORT": "29500"}, _OF_PARENT),
+    ({"TORCHELASTIC_RUN_ID": "none"}, _OF_PARENT),
 ])
 def test_jobs_are_told_apart(monkeypatch, environment, job):
     only(monkeypatch, environment)

@@ -8,10 +8,8 @@ use crate::backend::detached;
 use crate::backend::net::OnFault;
 use crate::backend::net::two_sided::ending::Ending;
 use crate::error::Error;
-use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Grace for copying the failure marks to the device before the communicator is aborted.
@@ -22,30 +20,39 @@ pub struct Failing {
     pub group: Arc<dyn OnFault>,
     /// The deadline for waits for other ranks.
     limit: Duration,
-    /// When the group was told; unset if it knew before.
-    told: OnceCell<Instant>,
-    /// A thread is telling the device, or is being started to.
-    is_marking: AtomicBool,
+    state: Mutex<State>,
+}
+
+/// Under one lock: the watchdog looks at any moment, and must not find a group that was told, but nothing to end.
+#[derive(Default)]
+struct State {
+    /// When the group was told; `None` if it knew before.
+    told: Option<Instant>,
+    /// A thread is telling the device.
+    is_marking: bool,
     /// What to end; `None` without a failure, and once a thread is ending it.
-    ending: Mutex<Option<Ending>>,
+    ending: Option<Ending>,
 }
 
 impl Failing {
     /// No failure yet of the transport of `group`.
     pub fn new(group: Arc<dyn OnFault>, limit: Duration) -> Self {
-        Self { group, limit, told: OnceCell::new(), is_marking: AtomicBool::new(false), ending: Mutex::default() }
+        Self { group, limit, state: Mutex::default() }
     }
 
     /// Tells the group of the failure `error`, and ends `ending` after that.
     pub fn fail(self: &Arc<Self>, error: &Error, ending: Ending) {
         self.group.failed(error);
-        let _ = self.told.set(Instant::now());
-        self.give_up(ending);
+        self.begin(Some(Instant::now()), ending);
     }
 
     /// Ends `ending`, without telling the group.
     pub fn give_up(self: &Arc<Self>, ending: Ending) {
-        *self.ending.lock() = Some(ending);
+        self.begin(None, ending);
+    }
+
+    fn begin(self: &Arc<Self>, told: Option<Instant>, ending: Ending) {
+        *self.state.lock() = State { told, is_marking: false, ending: Some(ending) };
         self.go_on();
     }
 
@@ -53,7 +60,7 @@ impl Failing {
     /// more threads; no NCCL group is open on the watchdog's thread.
     pub fn look(self: &Arc<Self>) {
         if !self.go_on()
-            && let Some(ending) = self.ending.lock().take()
+            && let Some(ending) = self.take()
         {
             ending.abort_here();
         }
@@ -61,16 +68,17 @@ impl Failing {
 
     /// Starts the next step. False if no thread can be started for it.
     fn go_on(self: &Arc<Self>) -> bool {
-        if self.told.get().is_some() && !self.is_marking.swap(true, Ordering::Relaxed) {
+        let mut state = self.state.lock();
+        if state.told.is_some() && !state.is_marking {
             let own = Arc::clone(self);
             let marks = detached::start(move || {
                 own.group.mark();
                 own.end();
             });
-            self.is_marking.store(marks.is_ok(), Ordering::Relaxed);
+            state.is_marking = marks.is_ok();
         }
-        let is_time = self.told.get().is_none_or(|it| it.elapsed() > PATIENCE);
-        if !is_time || self.ending.lock().is_none() {
+        let is_time = state.told.is_none_or(|it| it.elapsed() > PATIENCE);
+        if !is_time || state.ending.is_none() {
             return true;
         }
         let own = Arc::clone(self);
@@ -79,10 +87,14 @@ impl Failing {
 
     /// Runs in a thread of its own.
     fn end(&self) {
-        let ending = self.ending.lock().take();
-        if let Some(ending) = ending {
+        if let Some(ending) = self.take() {
             ending.free_aborted(self.limit);
         }
+    }
+
+    /// Takes out what is to be ended.
+    fn take(&self) -> Option<Ending> {
+        self.state.lock().ending.take()
     }
 }
 
@@ -94,6 +106,7 @@ mod tests {
     use crate::backend::nccl::own::tests::third_of_three;
     use crate::backend::quiescence::Attempt;
     use crate::model::ops::Stream;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     const MINUTE: Duration = Duration::from_secs(60);
     const SHORT: Duration = Duration::from_millis(100);
@@ -190,5 +203,28 @@ mod tests {
         ending.abort_here();
         assert!(has_ended(&comm));
         assert!(!comm.wait_for_end(SHORT));
+    }
+
+    #[test]
+    fn the_watchdog_may_look_at_any_moment() {
+        for _ in 0..50 {
+            let group = Arc::new(Group::default());
+            let (failing, comm, ending) = failing(&group, &TestDevice::default());
+            let start = Instant::now();
+            std::thread::scope(|scope| {
+                let has_begun = Arc::new(AtomicBool::new(false));
+                let looks = Arc::clone(&has_begun);
+                let (failing, comm) = (&failing, &comm);
+                scope.spawn(move || {
+                    while !has_ended(comm) {
+                        (0..100).for_each(|_| failing.look());
+                        looks.store(true, Ordering::SeqCst);
+                    }
+                });
+                wait_for(|| has_begun.load(Ordering::SeqCst));
+                failing.fail(&Error::internal("lost"), ending);
+            });
+            assert!(start.elapsed() < PATIENCE && group.is_marked.load(Ordering::SeqCst));
+        }
     }
 }

@@ -111,9 +111,12 @@ pub fn drop_when_idle(thing: impl Send + 'static) {
 }
 
 fn drop_kept_if_idle() {
+    let mut kept = KEPT.lock();
+    // Under the lock: whoever keeps something later may do so for work that has begun by then.
     if AT_WORK.load(Ordering::SeqCst) == 0 {
-        let kept = std::mem::take(&mut *KEPT.lock());
-        drop(kept); // not under the lock
+        let ended = std::mem::take(&mut *kept);
+        drop(kept);
+        drop(ended);
     }
 }
 
@@ -237,5 +240,19 @@ mod tests {
     #[test]
     fn a_panic_is_an_error() {
         assert!(within(Duration::from_secs(60), || panic!("on purpose")).is_err());
+    }
+
+    #[test]
+    fn work_that_ends_drops_nothing_that_is_kept_for_later_work() {
+        let mut kept = KEPT.lock();
+        let first = AtWork::begin();
+        let ending = std::thread::spawn(move || drop(first));
+        std::thread::sleep(Duration::from_millis(20));
+        let _second = AtWork::begin();
+        let dropped = Arc::new(AtomicBool::new(false));
+        kept.push(Box::new(Kept(Arc::clone(&dropped))));
+        drop(kept);
+        ending.join().unwrap();
+        assert!(!dropped.load(Ordering::SeqCst));
     }
 }

@@ -65,6 +65,8 @@ impl Window {
         let limit = getrlimit(Resource::Fsize).current.unwrap_or(u64::MAX);
         file.set_len(bank_bytes(limit)? * PARTS).map_err(|cause| Error::system("sizing a shared window", &cause))?;
         fcntl_add_seals(&file, SEALS).map_err(|cause| Error::system("sealing a shared window", &cause.into()))?;
+        allocate(&file, 0, header_bytes(ranks) as u64)
+            .map_err(|cause| Error::system("memory for a shared window", &cause.into()))?;
         Self::map(file, ranks)
     }
 
@@ -78,7 +80,7 @@ impl Window {
 
     fn map(file: File, ranks: usize) -> Result<Self> {
         let failed = |cause| Error::system("mapping a shared window", &cause);
-        let bytes = COUNTERS + BANKS * (ranks + 2) * WORD;
+        let bytes = header_bytes(ranks);
         let bank_bytes = shared_file::length(&file)? / PARTS;
         if bytes as u64 > bank_bytes {
             return Err(Error::internal("a window whose header has no room"));
@@ -133,6 +135,17 @@ impl Window {
         // mapping, and only used atomically.
         unsafe { AtomicU64::from_ptr(self.header.as_mut_ptr().add(offset).cast()) }
     }
+}
+
+/// Bytes of the counters for so many ranks, and of what precedes them.
+fn header_bytes(ranks: usize) -> usize {
+    COUNTERS + BANKS * (ranks + 2) * WORD
+}
+
+/// Allocates memory for `bytes` of `file` from `at` on: writing to a mapped hole would end the process by SIGBUS if there
+/// is none left.
+fn allocate(file: &File, at: u64, bytes: u64) -> rustix::io::Result<()> {
+    retry_on_intr(|| fallocate(file, FallocateFlags::empty(), at, bytes))
 }
 
 /// Bytes per bank if files are limited to `limit` bytes.
@@ -198,14 +211,12 @@ impl Bank<'_> {
         fill(&mut mapped.map_err(|cause| Error::system("mapping a message to write", &cause))?)
     }
 
-    /// Allocates memory for `bytes` of the bank: writing to a mapped hole would end the process by SIGBUS if there is
-    /// none left. In steps, as an interrupted call starts again.
+    /// Allocates memory for `bytes` of the bank, in steps, as an interrupted call starts again.
     fn allocate(&self, bytes: usize) -> rustix::io::Result<()> {
         let Some(filled) = self.window.filled.get(self.index()) else { return Ok(()) };
         for at in (filled.load(Ordering::Relaxed)..bytes as u64).step_by(ALLOCATED_BYTES) {
             let step = (bytes as u64 - at).min(ALLOCATED_BYTES as u64);
-            let file = &self.window.file;
-            retry_on_intr(|| fallocate(file, FallocateFlags::empty(), self.offset() + at, step))?;
+            allocate(&self.window.file, self.offset() + at, step)?;
             filled.store(at + step, Ordering::Relaxed);
         }
         Ok(())

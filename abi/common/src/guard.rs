@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use crate::refuse;
+use crate::registry::Registry;
 use nccl_ep_core::error::{Error, Formatter, Result};
 use nccl_ep_core::session::group::Group;
 use nccl_ep_core::{fork, log, nvtx};
@@ -19,47 +20,47 @@ thread_local! {
     static LAST_ERROR: RefCell<[u8; TEXT_BYTES]> = const { RefCell::new([0; TEXT_BYTES]) };
 }
 
-/// The object that a call works on; a panic marks its group as failed.
-#[derive(Clone, Copy)]
-pub enum Subject {
-    /// No group yet, or none at all.
-    Nothing,
-    /// The group with this number.
-    Group(usize),
-    /// The group of the handle with this number.
-    Handle(usize),
-}
-
-/// Runs the exported functions of an ABI.
-pub struct Guard {
-    /// Puts refusals into words.
-    pub words: Formatter,
-    /// The subject's group, if it is alive.
-    pub group_of: fn(Subject) -> Option<Arc<Group>>,
-}
+/// Runs the exported functions of an ABI, which puts refusals into words.
+pub struct Guard(pub Formatter);
 
 impl Guard {
     /// Runs the body of function `name` as a range in profilers. In a forked process the call is refused.
-    pub fn run(&self, name: &'static str, subject: Subject, body: impl FnOnce() -> Result<()>) -> c_int {
+    pub fn run(&self, name: &'static str, body: impl FnOnce() -> Result<()>) -> c_int {
+        self.guarded(name, body, drop)
+    }
+
+    /// The same for a function that works on the object `number` of `live`; a panic marks its group as failed.
+    pub fn on<T>(
+        &self,
+        name: &'static str,
+        (live, number): (&Registry<T>, usize),
+        group_of: fn(&T) -> &Group,
+        body: impl FnOnce(Arc<T>) -> Result<()>,
+    ) -> c_int {
+        let fail = |panic| live.find(number).map_or((), |it| group_of(&it).mark_failed(panic));
+        self.guarded(name, || body(live.resolve(number)?), fail)
+    }
+
+    fn guarded(&self, name: &'static str, body: impl FnOnce() -> Result<()>, on_panic: impl FnOnce(Error)) -> c_int {
         if fork::is_child() {
-            return self.outcome(name, Subject::Nothing, fork::check);
+            return self.look(name, fork::check);
         }
         let _range = nvtx::range(name);
-        self.outcome(name, subject, body)
+        self.outcome(name, body, on_panic)
     }
 
     /// As [`Guard::run`], for a function that destroys something: in a forked process it does nothing and succeeds,
     /// since everything belongs to the parent.
     pub fn destroy(&self, name: &'static str, body: impl FnOnce() -> Result<()>) -> c_int {
-        if fork::is_child() { 0 } else { self.run(name, Subject::Nothing, body) }
+        if fork::is_child() { 0 } else { self.run(name, body) }
     }
 
-    /// The same without a range, for a function that only queries something.
+    /// Runs it without a range, for a function that only queries something.
     pub fn look(&self, name: &'static str, body: impl FnOnce() -> Result<()>) -> c_int {
-        self.outcome(name, Subject::Nothing, body)
+        self.outcome(name, body, drop)
     }
 
-    fn outcome(&self, name: &'static str, subject: Subject, body: impl FnOnce() -> Result<()>) -> c_int {
+    fn outcome(&self, name: &'static str, body: impl FnOnce() -> Result<()>, on_panic: impl FnOnce(Error)) -> c_int {
         let outcome = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| {
             let text = panic
                 .downcast_ref::<&str>()
@@ -67,16 +68,14 @@ impl Guard {
                 .or_else(|| panic.downcast_ref::<String>().cloned())
                 .unwrap_or_default();
             let error = Error::internal(format!("a panic in the library: {text}"));
-            if let Some(group) = (self.group_of)(subject) {
-                group.mark_failed(error.clone());
-            }
+            on_panic(error.clone());
             Err(error)
         });
         match outcome {
             Ok(()) => 0,
             Err(error) => {
                 let error = error.within(name);
-                let text = (self.words)(&error);
+                let text = (self.0)(&error);
                 log::warn(&text);
                 set_last_error(&text);
                 error.code() as c_int

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use crate::info;
-use crate::objects::{GROUPS, GUARD, Group, Subject, check_out, write_out};
+use crate::objects::{GROUPS, GUARD, Group, check_out, write_out};
 use crate::owners::Allocator;
 use crate::texts;
 use crate::types::{
@@ -49,7 +49,7 @@ pub unsafe extern "C" fn ncclEpCreateGroup(
     alloc_fn: ncclEpAllocFn_t,
     free_fn: ncclEpFreeFn_t,
 ) -> ncclResult_t {
-    GUARD.run("ncclEpCreateGroup", Subject::Nothing, || {
+    GUARD.run("ncclEpCreateGroup", || {
         // SAFETY: this function's contract.
         unsafe { first_generation(config) }?;
         // SAFETY: as above.

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use crate::allocator::Allocator;
-use crate::objects::{GROUPS, GUARD, Group, Subject, check_out, write_out};
+use crate::objects::{GROUPS, GUARD, Group, check_out, write_out};
 use crate::types::{ncclComm_t, ncclEpGroup_t, ncclEpGroupConfig_t, ncclResult_t};
 use crate::{info, read, settings, texts};
 use nccl_ep_abi::process;
@@ -36,7 +36,7 @@ pub unsafe extern "C" fn ncclEpCreateGroup(
     comm: ncclComm_t,
     config: *const ncclEpGroupConfig_t,
 ) -> ncclResult_t {
-    GUARD.run("ncclEpCreateGroup", Subject::Nothing, || {
+    GUARD.run("ncclEpCreateGroup", || {
         // Programs make this mistake on all ranks alike, and before they have a communicator.
         check_out("ep_group", ep_group)?;
         // SAFETY: this function's contract.

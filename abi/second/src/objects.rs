@@ -4,7 +4,7 @@ use crate::allocator::Allocator;
 use crate::settings::Kept;
 use crate::texts;
 use crate::types::{ncclEpGroup_t, ncclEpHandle_t, ncclResult_t};
-pub use nccl_ep_abi::guard::{Guard, Subject, check_out, write_out};
+pub use nccl_ep_abi::guard::{Guard, check_out, write_out};
 use nccl_ep_abi::registry::{Names, Registry};
 use nccl_ep_core::backend::nccl::Communicator;
 use nccl_ep_core::error::Result;
@@ -64,22 +64,12 @@ impl Layout {
     }
 }
 
-/// Runs the body of each exported function; a panic marks the group that the call works on as failed.
-pub const GUARD: Guard = Guard { words: texts::text, group_of };
-
-fn group_of(subject: Subject) -> Option<Arc<session::group::Group>> {
-    let group = match subject {
-        Subject::Nothing => None,
-        Subject::Group(number) => GROUPS.resolve(number).ok(),
-        Subject::Handle(number) => HANDLES.resolve(number).ok().map(|handle| Arc::clone(&handle.group)),
-    };
-    group.map(|group| Arc::clone(&group.session))
-}
+/// Runs the body of each exported function.
+pub const GUARD: Guard = Guard(texts::text);
 
 /// Runs the body of a function that works on this group.
 pub fn on_group(name: &'static str, group: ncclEpGroup_t, body: impl FnOnce(Arc<Group>) -> Result<()>) -> ncclResult_t {
-    let number = group as usize;
-    GUARD.run(name, Subject::Group(number), || body(GROUPS.resolve(number)?))
+    GUARD.on(name, (&GROUPS, group as usize), |it| &it.session, body)
 }
 
 /// Runs the body of a function that works on this handle.
@@ -88,6 +78,5 @@ pub fn on_handle(
     handle: ncclEpHandle_t,
     body: impl FnOnce(Arc<Handle>) -> Result<()>,
 ) -> ncclResult_t {
-    let number = handle as usize;
-    GUARD.run(name, Subject::Handle(number), || body(HANDLES.resolve(number)?))
+    GUARD.on(name, (&HANDLES, handle as usize), |it| &it.group.session, body)
 }

@@ -1,7 +1,7 @@
 //! Tensor descriptors: creating the library's own, and reading any.
 #![allow(unsafe_code)]
 
-use crate::objects::{GUARD, Group, Subject, check_out, write_out};
+use crate::objects::{GUARD, Group, check_out, write_out};
 use crate::read::{self, OWN_TENSOR_MAGIC};
 use crate::types::{ncclDataType_t, ncclEpTensor, ncclEpTensor_t, ncclEpTensorAllocConfig_t, ncclResult_t};
 use nccl_ep_abi::refuse;
@@ -41,7 +41,7 @@ pub unsafe extern "C" fn ncclEpTensorAlloc(
     sizes: *const usize,
     config: *const ncclEpTensorAllocConfig_t,
 ) -> ncclResult_t {
-    GUARD.run("ncclEpTensorAlloc", Subject::Nothing, || {
+    GUARD.run("ncclEpTensorAlloc", || {
         // SAFETY: this function's contract.
         unsafe { read::optional("config", config) }?;
         check_out("tensor", tensor)?;

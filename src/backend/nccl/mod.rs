@@ -45,8 +45,7 @@ struct Config {
 }
 
 function_table! {
-    /// NCCL's entry points; the required ones are in NCCL 2.18. The optional ones are for groups over several nodes,
-    /// and for windows, since NCCL 2.29.
+    /// NCCL's entry points; the required ones are in NCCL 2.18, that for windows is since NCCL 2.29.
     struct Functions;
     required {
         fn ncclCommCount(*mut c_void, *mut c_int) -> c_int;
@@ -57,6 +56,14 @@ function_table! {
     optional {
         fn ncclGetErrorString(c_int) -> *const c_char;
         fn ncclGetVersion(*mut c_int) -> c_int;
+        fn ncclWinGetUserPtr(*mut c_void, *mut c_void, *mut *mut c_void) -> c_int;
+    }
+}
+
+function_table! {
+    /// Those for groups over several nodes.
+    struct OwnFunctions;
+    required {
         fn ncclGetUniqueId(*mut UniqueId) -> c_int;
         fn ncclCommInitRankConfig(*mut *mut c_void, c_int, UniqueId, c_int, *mut Config) -> c_int;
         fn ncclCommGetAsyncError(*mut c_void, *mut c_int) -> c_int;
@@ -66,15 +73,17 @@ function_table! {
         fn ncclGroupEnd() -> c_int;
         fn ncclSend(*const c_void, usize, c_int, c_int, *mut c_void, *mut c_void) -> c_int;
         fn ncclRecv(*mut c_void, usize, c_int, c_int, *mut c_void, *mut c_void) -> c_int;
-        fn ncclWinGetUserPtr(*mut c_void, *mut c_void, *mut *mut c_void) -> c_int;
         fn ncclBroadcast(*const c_void, *mut c_void, usize, c_int, c_int, *mut c_void, *mut c_void) -> c_int;
     }
+    optional {}
 }
 
-/// The functions, looked up once. A failure is not cached, as NCCL may be loaded later.
-static FUNCTIONS: OnceCell<Functions> = OnceCell::new();
+/// Both, or the name of the first that is missing of the second ones.
+type All = (Functions, std::result::Result<OwnFunctions, &'static str>);
 
-fn functions() -> Result<&'static Functions> {
+/// The functions, looked up once. A failure is not cached, as NCCL may be loaded later.
+fn functions() -> Result<&'static All> {
+    static FUNCTIONS: OnceCell<All> = OnceCell::new();
     FUNCTIONS.get_or_try_init(|| {
         let library = match Library::chosen_nccl() {
             Some(chosen) => chosen.map_err(|reason| {
@@ -83,8 +92,9 @@ fn functions() -> Result<&'static Functions> {
             None => Library::find(c"libnccl.so.2", c"ncclAllGather")
                 .map_err(|reason| Error::new(Code::SystemError, format!("no NCCL in this process: {reason}"))),
         }?;
-        Functions::load(&library)
-            .map_err(|missing| Error::new(Code::SystemError, format!("this process's NCCL has no {missing}")))
+        let functions = Functions::load(&library)
+            .map_err(|missing| Error::new(Code::SystemError, format!("this process's NCCL has no {missing}")))?;
+        Ok((functions, OwnFunctions::load(&library)))
     })
 }
 
@@ -114,7 +124,7 @@ impl Communicator {
         if comm == 0 {
             return Err(Error::argument(Subject::Communicator, AmongRanks::NotNull));
         }
-        let functions = functions()?;
+        let (functions, _) = functions()?;
         let raw = comm as *mut c_void;
         Ok(Self {
             ranks: query(functions, "ncclCommCount", functions.ncclCommCount, raw)

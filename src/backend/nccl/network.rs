@@ -1,12 +1,12 @@
 //! NCCL's functions for the library's own communicators.
 #![allow(unsafe_code)]
 
-use crate::backend::nccl::{Config, Functions, ID_BYTES, UniqueId, check, dotted, functions};
+use crate::backend::nccl::{All, Functions, ID_BYTES, OwnFunctions, UniqueId, check, dotted, functions};
 use crate::error::refusal::{AmongRanks, Subject};
 use crate::error::{Error, Result};
 use crate::log;
 use once_cell::sync::OnceCell;
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
 
 /// The oldest usable NCCL, as `ncclGetVersion` counts. In 2.18 network errors do not reach `ncclCommGetAsyncError`, and
 /// `ncclCommAbort` must not run concurrently with another call.
@@ -16,26 +16,11 @@ const FREES_LATER: c_int = 22200;
 /// If set, this variable determines NCCL's ids.
 const FIXED_ID: &str = "NCCL_COMM_ID";
 
-type Call<A> = unsafe extern "C" fn(A) -> c_int;
-type SendCall = unsafe extern "C" fn(*const c_void, usize, c_int, c_int, *mut c_void, *mut c_void) -> c_int;
-type ReceiveCall = unsafe extern "C" fn(*mut c_void, usize, c_int, c_int, *mut c_void, *mut c_void) -> c_int;
-type BroadcastCall =
-    unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, *mut c_void, *mut c_void) -> c_int;
-
 /// These functions, of an NCCL that is new enough.
 #[derive(Clone, Copy)]
 pub struct Network {
-    pub(super) functions: &'static Functions,
-    get_unique_id: Call<*mut UniqueId>,
-    pub(super) init: unsafe extern "C" fn(*mut *mut c_void, c_int, UniqueId, c_int, *mut Config) -> c_int,
-    pub(super) async_error: unsafe extern "C" fn(*mut c_void, *mut c_int) -> c_int,
-    pub(super) abort: Call<*mut c_void>,
-    pub(super) destroy: Call<*mut c_void>,
-    pub(super) group_start: unsafe extern "C" fn() -> c_int,
-    pub(super) group_end: unsafe extern "C" fn() -> c_int,
-    pub(super) send: SendCall,
-    pub(super) receive: ReceiveCall,
-    pub(super) broadcast: BroadcastCall,
+    functions: &'static Functions,
+    pub(super) own: &'static OwnFunctions,
 }
 
 impl Network {
@@ -43,41 +28,29 @@ impl Network {
     pub fn of_process() -> Result<Self> {
         static WARNED: OnceCell<()> = OnceCell::new();
         check_ids(std::env::var(FIXED_ID).ok())?;
-        let functions = functions()?;
-        let network = Self::of(functions)?;
-        if let Some(text) = shortcoming(version(functions)?) {
+        let all = functions()?;
+        let network = Self::of(all)?;
+        if let Some(text) = shortcoming(version(&all.0)?) {
             WARNED.get_or_init(|| log::warn(&text));
         }
         Ok(network)
     }
 
     /// The functions of a given NCCL.
-    pub(super) fn of(functions: &'static Functions) -> Result<Self> {
+    pub(super) fn of((functions, own): &'static All) -> Result<Self> {
         let version = version(functions)?;
         if version < OLDEST {
             let refusal = Error::usage(Subject::Nccl, AmongRanks::NewEnoughForNetwork);
             return Err(refusal.got(dotted(version), "2.19 or newer"));
         }
-        Ok(Self {
-            functions,
-            get_unique_id: needed(functions.ncclGetUniqueId, "ncclGetUniqueId")?,
-            init: needed(functions.ncclCommInitRankConfig, "ncclCommInitRankConfig")?,
-            async_error: needed(functions.ncclCommGetAsyncError, "ncclCommGetAsyncError")?,
-            abort: needed(functions.ncclCommAbort, "ncclCommAbort")?,
-            destroy: needed(functions.ncclCommDestroy, "ncclCommDestroy")?,
-            group_start: needed(functions.ncclGroupStart, "ncclGroupStart")?,
-            group_end: needed(functions.ncclGroupEnd, "ncclGroupEnd")?,
-            send: needed(functions.ncclSend, "ncclSend")?,
-            receive: needed(functions.ncclRecv, "ncclRecv")?,
-            broadcast: needed(functions.ncclBroadcast, "ncclBroadcast")?,
-        })
+        Ok(Self { functions, own: own.as_ref().map_err(|name| lacks(name))? })
     }
 
     /// The id by which the ranks of one new communicator find each other; this process must live until they have.
     pub fn new_id(&self) -> Result<[u8; ID_BYTES]> {
         let mut id = UniqueId([0; ID_BYTES]);
         // SAFETY: writes one id.
-        let code = unsafe { (self.get_unique_id)(&mut id) };
+        let code = unsafe { (self.own.ncclGetUniqueId)(&mut id) };
         self.check("ncclGetUniqueId", code).map(|()| id.0)
     }
 
@@ -100,7 +73,7 @@ fn check_ids(fixed: Option<String>) -> Result<()> {
 }
 
 fn version(functions: &Functions) -> Result<c_int> {
-    let get = needed(functions.ncclGetVersion, "ncclGetVersion")?;
+    let get = functions.ncclGetVersion.ok_or_else(|| lacks("ncclGetVersion"))?;
     let mut version = 0;
     // SAFETY: writes one number.
     let code = unsafe { get(&mut version) };
@@ -118,8 +91,8 @@ fn shortcoming(version: c_int) -> Option<String> {
     })
 }
 
-fn needed<F>(function: Option<F>, name: &'static str) -> Result<F> {
-    function.ok_or_else(|| Error::usage(Subject::Nccl, AmongRanks::HasForNetwork { name }))
+fn lacks(name: &'static str) -> Error {
+    Error::usage(Subject::Nccl, AmongRanks::HasForNetwork { name })
 }
 
 #[cfg(test)]

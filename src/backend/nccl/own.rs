@@ -95,7 +95,7 @@ impl OwnCommunicator {
         let mut raw = null_mut();
         let (count, place) = (number(ranks)?, number(rank.index())?);
         // SAFETY: writes one handle; the configuration is of the size that it says.
-        let code = unsafe { (network.init)(&mut raw, count, UniqueId(*id), place, &mut config) };
+        let code = unsafe { (network.own.ncclCommInitRankConfig)(&mut raw, count, UniqueId(*id), place, &mut config) };
         network.check("ncclCommInitRankConfig", code)?;
         Ok(Self {
             network,
@@ -148,13 +148,13 @@ impl OwnCommunicator {
         for &Part { peer, data, bytes } in sends {
             let (data, peer) = (data.0 as *const c_void, number(peer.index())?);
             // SAFETY: the communicator is alive (`enter`); the addresses are the device's.
-            let code = unsafe { (network.send)(data, bytes, UINT8, peer, self.raw, stream) };
+            let code = unsafe { (network.own.ncclSend)(data, bytes, UINT8, peer, self.raw, stream) };
             network.check("ncclSend", code)?;
         }
         for &Part { peer, data, bytes } in receives {
             let (data, peer) = (data.0 as *mut c_void, number(peer.index())?);
             // SAFETY: as for sending.
-            let code = unsafe { (network.receive)(data, bytes, UINT8, peer, self.raw, stream) };
+            let code = unsafe { (network.own.ncclRecv)(data, bytes, UINT8, peer, self.raw, stream) };
             network.check("ncclRecv", code)?;
         }
         Ok(())
@@ -172,7 +172,7 @@ impl OwnCommunicator {
             for &Part { data, bytes, .. } in parts {
                 let data = data.0 as *mut c_void;
                 // SAFETY: as for sending; each rank gives memory of its own.
-                let code = unsafe { (network.broadcast)(data, data, bytes, UINT8, root, self.raw, stream) };
+                let code = unsafe { (network.own.ncclBroadcast)(data, data, bytes, UINT8, root, self.raw, stream) };
                 network.check("ncclBroadcast", code)?;
             }
         }
@@ -184,10 +184,10 @@ impl OwnCommunicator {
         let _inside = self.enter()?;
         let network = &self.network;
         // SAFETY: no arguments.
-        network.check("ncclGroupStart", unsafe { (network.group_start)() })?;
+        network.check("ncclGroupStart", unsafe { (network.own.ncclGroupStart)() })?;
         let called = calls();
         // The group must be closed, whatever came of its calls. SAFETY: no arguments.
-        let closed = network.check("ncclGroupEnd", unsafe { (network.group_end)() });
+        let closed = network.check("ncclGroupEnd", unsafe { (network.own.ncclGroupEnd)() });
         called.and(closed)
     }
 
@@ -196,7 +196,7 @@ impl OwnCommunicator {
         let _inside = self.enter().ok()?;
         let mut state = 0;
         // SAFETY: the communicator is alive (`enter`); writes one number.
-        let code = unsafe { (self.network.async_error)(self.raw, &mut state) };
+        let code = unsafe { (self.network.own.ncclCommGetAsyncError)(self.raw, &mut state) };
         let asked = self.network.check("ncclCommGetAsyncError", code);
         asked.and_then(|()| self.network.check("an operation of NCCL", state)).err()
     }
@@ -207,7 +207,7 @@ impl OwnCommunicator {
         if self.end_calls(None) {
             let _entered = self.device.enter();
             // SAFETY: nobody is inside, nobody enters any more, and this is the only end.
-            let code = unsafe { (self.network.destroy)(self.raw) };
+            let code = unsafe { (self.network.own.ncclCommDestroy)(self.raw) };
             drop(self.network.check("ncclCommDestroy", code));
             self.freed.store(true, Ordering::Release);
         }
@@ -227,14 +227,14 @@ impl OwnCommunicator {
         let _entered = self.device.enter();
         let network = &self.network;
         // SAFETY: no arguments.
-        drop(network.check("ncclGroupStart", unsafe { (network.group_start)() }));
+        drop(network.check("ncclGroupStart", unsafe { (network.own.ncclGroupStart)() }));
         // SAFETY: nobody can enter any more, and only one thread gets here. A thread that is still inside waits for
         // other ranks; this call ends its wait, and NCCL allows it on any thread.
-        let code = unsafe { (network.abort)(self.raw) };
+        let code = unsafe { (network.own.ncclCommAbort)(self.raw) };
         drop(network.check("ncclCommAbort", code));
         if may_free() {
             // SAFETY: no arguments.
-            drop(network.check("ncclGroupEnd", unsafe { (network.group_end)() }));
+            drop(network.check("ncclGroupEnd", unsafe { (network.own.ncclGroupEnd)() }));
             self.freed.store(true, Ordering::Release);
         }
     }

@@ -4,7 +4,7 @@
 use super::*;
 use crate::backend::device::EnteredDevice;
 use crate::backend::device::tests::TestDevice;
-use crate::backend::nccl::Functions;
+use crate::backend::nccl::{Functions, OwnFunctions};
 use crate::error::refusal::{AmongRanks, Subject};
 use crate::error::{Cause, Code};
 use std::sync::atomic::AtomicI32;
@@ -124,26 +124,29 @@ unsafe extern "C" fn broadcast(
     note(if root == 0 { '0' } else { '1' })
 }
 
-fn complete() -> Functions {
-    Functions {
+fn complete() -> (Functions, OwnFunctions) {
+    let functions = Functions {
         ncclCommCount: ask::<0>,
         ncclCommUserRank: ask::<0>,
         ncclCommCuDevice: ask::<0>,
         ncclAllGather: all_gather,
         ncclGetErrorString: None,
         ncclGetVersion: Some(get_version::<22803>),
-        ncclGetUniqueId: Some(get_id),
-        ncclCommInitRankConfig: Some(init),
-        ncclCommGetAsyncError: Some(ask::<0>),
-        ncclCommAbort: Some(abort),
-        ncclCommDestroy: Some(destroy),
-        ncclGroupStart: Some(group_start),
-        ncclGroupEnd: Some(group_end),
-        ncclSend: Some(send),
-        ncclRecv: Some(receive),
         ncclWinGetUserPtr: None,
-        ncclBroadcast: Some(broadcast),
-    }
+    };
+    let own = OwnFunctions {
+        ncclGetUniqueId: get_id,
+        ncclCommInitRankConfig: init,
+        ncclCommGetAsyncError: ask::<0>,
+        ncclCommAbort: abort,
+        ncclCommDestroy: destroy,
+        ncclGroupStart: group_start,
+        ncclGroupEnd: group_end,
+        ncclSend: send,
+        ncclRecv: receive,
+        ncclBroadcast: broadcast,
+    };
+    (functions, own)
 }
 
 /// Until the result is dropped, calls are recorded inside angle brackets.
@@ -158,8 +161,8 @@ fn enter_device() -> EnteredDevice {
     EnteredDevice::new(Entered)
 }
 
-fn network(functions: Functions) -> Result<Network> {
-    Network::of(Box::leak(Box::new(functions)))
+fn network(functions: Functions, own: std::result::Result<OwnFunctions, &'static str>) -> Result<Network> {
+    Network::of(Box::leak(Box::new((functions, own))))
 }
 
 /// `comm` with another tag.
@@ -174,13 +177,13 @@ pub fn third_of_three(calls: usize) -> OwnCommunicator {
     communicator(complete())
 }
 
-fn communicator(functions: Functions) -> OwnCommunicator {
+fn communicator(functions: (Functions, OwnFunctions)) -> OwnCommunicator {
     at((3, 2), functions)
 }
 
 /// A communicator at `place`, its rank and the number of ranks.
-fn at(place: (usize, usize), functions: Functions) -> OwnCommunicator {
-    let network = network(functions).unwrap();
+fn at(place: (usize, usize), (functions, own): (Functions, OwnFunctions)) -> OwnCommunicator {
+    let network = network(functions, Ok(own)).unwrap();
     let id = network.new_id().unwrap();
     let device = TestDevice::entered_by(enter_device);
     OwnCommunicator::join(network, &id, place.0, CommRank::new(place.1), 4, Arc::new(device)).unwrap()
@@ -188,9 +191,7 @@ fn at(place: (usize, usize), functions: Functions) -> OwnCommunicator {
 
 #[test]
 fn an_nccl_that_lacks_a_function_is_refused() {
-    let mut functions = complete();
-    functions.ncclRecv = None;
-    let error = network(functions).err().unwrap();
+    let error = network(complete().0, Err("ncclRecv")).err().unwrap();
     let rule = AmongRanks::HasForNetwork { name: "ncclRecv" }.into();
     assert_eq!(error.report().cause, Cause::Refused(Subject::Nccl, rule));
     assert_eq!(error.code(), Code::InvalidUsage);
@@ -198,9 +199,9 @@ fn an_nccl_that_lacks_a_function_is_refused() {
 
 #[test]
 fn an_old_nccl_is_refused_with_its_version() {
-    let mut functions = complete();
+    let (mut functions, own) = complete();
     functions.ncclGetVersion = Some(get_version::<21805>);
-    let error = network(functions).err().unwrap();
+    let error = network(functions, Ok(own)).err().unwrap();
     let rule = AmongRanks::NewEnoughForNetwork.into();
     assert_eq!(error.report().cause, Cause::Refused(Subject::Nccl, rule));
     assert!(error.text().contains("got 2.18.5, expected 2.19"), "{error}");
@@ -269,9 +270,8 @@ fn an_aborted_communicator_is_freed_when_it_may_be() {
 
 #[test]
 fn an_asynchronous_error_is_given_until_the_end() {
-    let mut functions = complete();
-    functions.ncclCommGetAsyncError = Some(ask::<6>);
-    let comm = communicator(functions);
+    let (functions, own) = complete();
+    let comm = communicator((functions, OwnFunctions { ncclCommGetAsyncError: ask::<6>, ..own }));
     assert_eq!(comm.asynchronous_error().unwrap().code(), Code::RemoteError);
     comm.abort(|| true);
     assert_eq!(comm.asynchronous_error(), None);

@@ -177,7 +177,7 @@ impl Device for TestDevice {
         Ok(true)
     }
     fn begin(&self) -> UnderWay {
-        Arc::<Quiescence<()>>::default().begin()
+        Arc::<Quiescence>::default().begin()
     }
     fn watch_works(&self, _works: Weak<dyn Works>) {}
     fn mark_hung(&self, _mark: Option<Box<dyn StreamMark>>) {}

@@ -69,17 +69,35 @@ pub struct Allocation {
 /// Whether an exchange that was given up is still on the device.
 pub type IsStuck = Box<dyn FnMut() -> bool + Send>;
 
-/// One device, as used by this process. Reusable memory is found by its key.
-pub struct Quiescence<K> {
-    state: Mutex<State<K>>,
+/// Bytes of a handle that lets another process map an allocation.
+pub const IPC_HANDLE_BYTES: usize = 64;
+
+/// What can be reused instead of being allocated or mapped anew.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Key {
+    /// Device memory of this many bytes that no other process maps.
+    Memory(usize),
+    /// A window of this many bytes.
+    Window(usize),
+    /// Pinned host memory of this many bytes.
+    Pinned(usize),
+    /// The mapping of another process's export.
+    Import([u8; IPC_HANDLE_BYTES]),
 }
 
-struct State<K> {
+/// One device, as used by this process.
+#[derive(Default)]
+pub struct Quiescence {
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
     /// Number of exchanges on the device.
     under_way: usize,
     works: Vec<Weak<dyn Works>>,
     stuck: Vec<IsStuck>,
-    waiting: Vec<Waiting<K>>,
+    waiting: Vec<Waiting>,
     /// Callers' memory to be freed, oldest first.
     allocations: VecDeque<Allocation>,
     /// A wait has failed since the last quiescent moment, so no thread waits again before the next.
@@ -94,30 +112,21 @@ pub struct Taken {
     pub must_stay: bool,
 }
 
-struct Waiting<K> {
+struct Waiting {
     /// What it may be reused for; `None`: nothing.
-    key: Option<K>,
+    key: Option<Key>,
     address: usize,
     /// `None` if it must stay allocated until the process ends.
     free: Option<Free>,
 }
 
-impl<K> Default for Quiescence<K> {
-    fn default() -> Self {
-        Self {
-            state: Mutex::new(State {
-                under_way: 0,
-                works: Vec::new(),
-                stuck: Vec::new(),
-                waiting: Vec::new(),
-                allocations: VecDeque::new(),
-                out_of_patience: false,
-            }),
-        }
+impl Quiescence {
+    /// Begins an exchange with other ranks; it ends when the result is dropped.
+    pub fn begin(self: &Arc<Self>) -> UnderWay {
+        self.state.lock().under_way += 1;
+        UnderWay(Arc::clone(self))
     }
-}
 
-impl<K> Quiescence<K> {
     /// Registers operations, which count as long as their owner keeps them.
     pub fn watch(&self, works: Weak<dyn Works>) {
         let mut state = self.state.lock();
@@ -174,19 +183,16 @@ impl<K> Quiescence<K> {
 
     /// Frees the allocation at `address` when the device is quiescent; until then it may be reused for `key`. Without
     /// `free` it stays allocated.
-    pub fn later(&self, key: Option<K>, address: usize, free: Option<Free>) {
+    pub fn later(&self, key: Option<Key>, address: usize, free: Option<Free>) {
         self.state.lock().waiting.push(Waiting { key, address, free });
         self.settle();
     }
 
     /// Takes out an entry for `key`.
-    pub fn take(&self, key: &K) -> Option<Taken>
-    where
-        K: PartialEq,
-    {
+    pub fn take(&self, key: &Key) -> Option<Taken> {
         let found = {
             let mut state = self.state.lock();
-            let serves = |waiting: &Waiting<K>| waiting.key.as_ref() == Some(key);
+            let serves = |waiting: &Waiting| waiting.key.as_ref() == Some(key);
             let index = state.waiting.iter().position(serves)?;
             state.waiting.swap_remove(index)
         };
@@ -220,7 +226,7 @@ impl<K> Quiescence<K> {
         })
     }
 
-    fn while_quiescent(&self, graphs: Graphs, then: impl FnOnce(&mut State<K>)) -> bool {
+    fn while_quiescent(&self, graphs: Graphs, then: impl FnOnce(&mut State)) -> bool {
         // Both are dropped after the lock is released: dropping them may bring something here to be freed.
         let works: Vec<Arc<dyn Works>>;
         let over;
@@ -243,7 +249,7 @@ impl<K> Quiescence<K> {
     }
 }
 
-impl<K> State<K> {
+impl State {
     /// Whether the caller's allocation at `address` is waiting.
     fn has(&self, address: usize) -> bool {
         self.allocations.iter().any(|it| it.address == address)
@@ -280,33 +286,14 @@ fn while_all_idle(works: &[Arc<dyn Works>], graphs: Graphs, then: &mut dyn FnMut
     }
 }
 
-impl<K: Send + 'static> Quiescence<K> {
-    /// Begins an exchange with other ranks; it ends when the result is dropped.
-    pub fn begin(self: &Arc<Self>) -> UnderWay {
-        self.state.lock().under_way += 1;
-        UnderWay(self.clone())
-    }
-}
-
 /// An exchange on a device, which counts as over when this is dropped.
 #[must_use]
-pub struct UnderWay(Arc<dyn OfExchanges>);
-
-/// Where exchanges are counted.
-trait OfExchanges: Send + Sync {
-    fn end_one(&self);
-}
-
-impl<K: Send> OfExchanges for Quiescence<K> {
-    fn end_one(&self) {
-        self.state.lock().under_way -= 1;
-        self.settle();
-    }
-}
+pub struct UnderWay(Arc<Quiescence>);
 
 impl Drop for UnderWay {
     fn drop(&mut self) {
-        self.0.end_one();
+        self.0.state.lock().under_way -= 1;
+        self.0.settle();
     }
 }
 

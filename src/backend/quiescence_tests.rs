@@ -25,7 +25,7 @@ impl Works for Captured {
 }
 
 /// A device, and a record of what was freed on it.
-fn device() -> (Arc<Quiescence<usize>>, Arc<AtomicUsize>) {
+fn device() -> (Arc<Quiescence>, Arc<AtomicUsize>) {
     (Arc::default(), Arc::default())
 }
 
@@ -53,16 +53,16 @@ fn free(freed: &Arc<AtomicUsize>) -> Option<Free> {
 #[test]
 fn on_a_quiescent_device_nothing_waits() {
     let (quiescence, freed) = device();
-    quiescence.later(Some(1), 7, free(&freed));
+    quiescence.later(Some(Key::Memory(1)), 7, free(&freed));
     assert_eq!(freed.load(Ordering::Relaxed), 7);
-    assert_eq!(quiescence.take(&1), None);
+    assert_eq!(quiescence.take(&Key::Memory(1)), None);
 }
 
 #[test]
 fn what_waits_is_freed_when_the_last_exchange_ends() {
     let (quiescence, freed) = device();
     let exchanges = [quiescence.begin(), quiescence.begin()];
-    quiescence.later(Some(1), 7, free(&freed));
+    quiescence.later(Some(Key::Memory(1)), 7, free(&freed));
     let [first, second] = exchanges;
     drop(first);
     assert_eq!(freed.load(Ordering::Relaxed), 0);
@@ -91,7 +91,7 @@ fn while_graphs_are_alive_nothing_waits_for_the_device() {
     let (quiescence, freed) = device();
     let captured = Arc::new(Captured);
     quiescence.watch(Arc::downgrade(&captured) as Weak<dyn Works>);
-    quiescence.later(Some(1), 7, free(&freed));
+    quiescence.later(Some(Key::Memory(1)), 7, free(&freed));
     let start = Instant::now();
     quiescence.free_soon(allocation(8, MOST_BYTES, &freed));
     assert!(start.elapsed() < PATIENCE, "graphs are not waited for");
@@ -140,12 +140,12 @@ fn memory_of_the_callers_waits_for_operations_but_not_for_ever() {
 fn what_waits_serves_the_same_use_again() {
     let (quiescence, freed) = device();
     let exchange = quiescence.begin();
-    quiescence.later(Some(1), 7, free(&freed));
+    quiescence.later(Some(Key::Memory(1)), 7, free(&freed));
     quiescence.later(None, 8, free(&freed));
     let taken = Taken { address: 7, must_stay: false };
-    assert_eq!(quiescence.take(&2), None);
-    assert_eq!(quiescence.take(&1), Some(taken));
-    assert_eq!(quiescence.take(&1), None);
+    assert_eq!(quiescence.take(&Key::Memory(2)), None);
+    assert_eq!(quiescence.take(&Key::Memory(1)), Some(taken));
+    assert_eq!(quiescence.take(&Key::Memory(1)), None);
     drop(exchange);
     assert_eq!(freed.load(Ordering::Relaxed), 8);
 }
@@ -153,9 +153,9 @@ fn what_waits_serves_the_same_use_again() {
 #[test]
 fn what_a_peer_may_map_stays_and_serves_again() {
     let (quiescence, _) = device();
-    quiescence.later(Some(1), 7, None);
+    quiescence.later(Some(Key::Memory(1)), 7, None);
     drop(quiescence.begin());
-    assert_eq!(quiescence.take(&1), Some(Taken { address: 7, must_stay: true }));
+    assert_eq!(quiescence.take(&Key::Memory(1)), Some(Taken { address: 7, must_stay: true }));
 }
 
 #[test]
@@ -175,7 +175,7 @@ fn a_stuck_exchange_keeps_everything_until_it_is_over() {
 
 #[test]
 fn freeing_may_drop_what_frees_in_turn() {
-    struct Frees(Arc<Quiescence<usize>>);
+    struct Frees(Arc<Quiescence>);
     impl Drop for Frees {
         fn drop(&mut self) {
             self.0.later(None, 0, Some(Box::new(drop)));
@@ -185,7 +185,7 @@ fn freeing_may_drop_what_frees_in_turn() {
     let inner = Frees(Arc::clone(&quiescence));
     let exchange = quiescence.begin();
     quiescence.later(
-        Some(1),
+        Some(Key::Memory(1)),
         1,
         Some(Box::new(move |_| {
             let _held = &inner;

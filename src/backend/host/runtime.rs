@@ -7,7 +7,7 @@
 use crate::backend::device::{Device, EnteredDevice, Marks, Memory, StreamMark, may_run};
 use crate::backend::dylib::{Library, function_table};
 use crate::backend::host::shared_file::SharedBlock;
-use crate::backend::quiescence::{Allocation, Attempt, Quiescence, UnderWay, Works};
+use crate::backend::quiescence::{Allocation, Attempt, Key, Quiescence, UnderWay, Works};
 use crate::error::{Code, Error, Result};
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
@@ -63,8 +63,8 @@ static FUNCTIONS: OnceCell<Functions> = OnceCell::new();
 const NON_BLOCKING: c_uint = 1;
 
 /// Memory to be freed at a quiescent moment of this process, on all of its devices, since freeing waits for all streams
-/// of a device. Reusable memory is found by its size.
-static QUIESCENCE: Lazy<Arc<Quiescence<usize>>> = Lazy::new(Arc::default);
+/// of a device.
+static QUIESCENCE: Lazy<Arc<Quiescence>> = Lazy::new(Arc::default);
 
 /// The stand-ins of this process, as called by a group on one of their devices. The calling thread's current device and
 /// its unreported failure stay as they are.
@@ -262,7 +262,7 @@ impl Memory for HostRuntime {
     }
 
     fn alloc_own(&self, bytes: usize) -> Result<DevPtr> {
-        let left = QUIESCENCE.take(&bytes);
+        let left = QUIESCENCE.take(&Key::Memory(bytes));
         left.map_or_else(|| self.alloc(bytes), |it| Ok(DevPtr(it.address)))
     }
 
@@ -270,7 +270,7 @@ impl Memory for HostRuntime {
         let runtime = *self;
         // A failure to free memory cannot be handled.
         let free = move |address| drop(runtime.free_now(address));
-        QUIESCENCE.later(Some(bytes), data.0, Some(Box::new(free)));
+        QUIESCENCE.later(Some(Key::Memory(bytes)), data.0, Some(Box::new(free)));
     }
 
     fn device_alias(&self, host: DevPtr) -> Result<DevPtr> {

@@ -3,12 +3,12 @@
 //! Every call into the driver happens inside `Context::enter`, which pushes the context on the
 //! calling thread and pops it again: the caller's current context never changes.
 
-use crate::backend::cuda::driver::context_handle::{self, ContextId, Held, Key};
+use crate::backend::cuda::driver::context_handle::{self, ContextId, Held};
 use crate::backend::cuda::driver::function;
 use crate::backend::cuda::driver::{self, pinned};
 use crate::backend::cuda::kernels::Functions;
 use crate::backend::device::check_patience;
-use crate::backend::quiescence::{Allocation, Attempt, Free, Graphs, Quiescence, Works};
+use crate::backend::quiescence::{Allocation, Attempt, Free, Graphs, Key, Quiescence, Works};
 use crate::error::Result;
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
@@ -22,7 +22,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 /// All devices that this process has used, by their contexts.
-static DEVICES: Lazy<Mutex<HashMap<ContextId, Arc<Quiescence<Key>>>>> = Lazy::new(Mutex::default);
+static DEVICES: Lazy<Mutex<HashMap<ContextId, Arc<Quiescence>>>> = Lazy::new(Mutex::default);
 
 /// A group's operations in one order.
 pub trait Enqueued: Works {
@@ -39,7 +39,7 @@ pub struct Context {
     /// The context alone.
     pub held: Arc<Held>,
     /// When its device is quiescent.
-    pub quiescence: Arc<Quiescence<Key>>,
+    pub quiescence: Arc<Quiescence>,
     resources: OnceCell<Arc<ContextResources>>,
     enqueued: Mutex<Vec<Weak<dyn Enqueued>>>,
     /// Operations may still run after the group is gone: nothing else may reuse its memory.

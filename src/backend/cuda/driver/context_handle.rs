@@ -10,22 +10,6 @@ use std::ptr::null_mut;
 
 const ALREADY_ENABLED: Status = sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED as Status;
 
-/// Bytes of a handle that lets another process map an allocation.
-pub const IPC_HANDLE_BYTES: usize = 64;
-
-/// What can be reused instead of being allocated or mapped anew.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Key {
-    /// Device memory of this many bytes that no other process maps.
-    Memory(usize),
-    /// A window of this many bytes.
-    Window(usize),
-    /// Pinned host memory of this many bytes.
-    Pinned(usize),
-    /// The mapping of another process's export.
-    Import([u8; IPC_HANDLE_BYTES]),
-}
-
 /// A context's handle and number: no other context of the process ever has the same.
 pub type ContextId = (ContextHandle, u64);
 

@@ -3,7 +3,8 @@
 
 use crate::backend::cuda::driver::allocation_of;
 use crate::backend::cuda::driver::api::{call, functions};
-use crate::backend::cuda::driver::context_handle::{IPC_HANDLE_BYTES, current_device};
+use crate::backend::cuda::driver::context_handle::current_device;
+use crate::backend::quiescence::IPC_HANDLE_BYTES;
 use crate::error::Result;
 use crate::model::tensor::DevPtr;
 use cudarc::driver::sys;

@@ -5,14 +5,14 @@
 #![allow(unsafe_code)]
 
 use crate::backend::cuda::driver::context::Context;
-use crate::backend::cuda::driver::context_handle::{ApartFromCaptures, Key, was_reset};
+use crate::backend::cuda::driver::context_handle::{ApartFromCaptures, was_reset};
 use crate::backend::cuda::driver::event::Mark;
 use crate::backend::cuda::driver::{self, pinned, stream};
 use crate::backend::cuda::params::common::{FaultReport, MessageHeader, SelftestResult};
 use crate::backend::cuda::params::ht::HtCount;
 use crate::backend::cuda::params::ht_nodes::HtForwarded;
 use crate::backend::device::{Device, EnteredDevice, Marks, Memory, StreamMark, may_run};
-use crate::backend::quiescence::{Attempt, UnderWay, Works};
+use crate::backend::quiescence::{Attempt, Key, UnderWay, Works};
 use crate::error::{Code, Error, Result};
 use crate::model::ops::Stream;
 use crate::model::regions::Regions;

@@ -5,12 +5,13 @@
 //! elsewhere.
 
 use crate::backend::cuda::driver::context::Context;
-use crate::backend::cuda::driver::context_handle::{self, ContextHandle, IPC_HANDLE_BYTES, Key};
+use crate::backend::cuda::driver::context_handle::{self, ContextHandle};
 use crate::backend::cuda::driver::exports::{self, Piece};
 use crate::backend::cuda::driver::memory::{self, CudaMemory};
 use crate::backend::cuda::driver::{self};
 use crate::backend::cuda::peer::descriptors::{PROCESS_ID_BYTES, ProcessId, Received};
 use crate::backend::device::Memory;
+use crate::backend::quiescence::{IPC_HANDLE_BYTES, Key};
 use crate::error::{Code, Error, Result};
 use crate::model::tensor::DevPtr;
 use parking_lot::Mutex;

@@ -31,11 +31,6 @@ pub trait Blocks: Send + Sync {
     fn take(&self, bytes: usize) -> Result<DevPtr>;
 }
 
-pub trait Marks: Send + Sync {
-    /// A mark that is not recorded yet.
-    fn new_mark(&self) -> Result<Box<dyn StreamMark>>;
-}
-
 /// A position in the work of a stream.
 pub trait StreamMark: Send {
     /// Marks the work enqueued on `stream` so far. Returns false, without a mark, while the stream is captured.
@@ -64,13 +59,15 @@ pub fn may_run(mark: &Option<Box<dyn StreamMark>>) -> bool {
 
 /// A device as this process uses it: its streams, its work that waits for other ranks, and captures into graphs. A
 /// device without graphs has no captures.
-pub trait Device: Memory + Marks {
+pub trait Device: Memory {
     /// Makes it current on the calling thread until the result is dropped. Meanwhile no call of the thread disturbs a
     /// capture of another thread.
     fn enter(&self) -> Result<EnteredDevice>;
     /// A stream that is not ordered with any other, including the legacy default stream.
     fn create_stream(&self) -> Result<Stream>;
     fn destroy_stream(&self, stream: Stream);
+    /// A mark that is not recorded yet.
+    fn new_mark(&self) -> Result<Box<dyn StreamMark>>;
     /// Whether everything enqueued on `stream` has run.
     fn is_idle(&self, stream: Stream) -> Result<bool>;
     /// Announces work that waits for other ranks. Until the result is dropped, no call synchronizes the device.

@@ -133,13 +133,6 @@ impl ReplayMarks for TestDevice {
     }
 }
 
-impl Marks for TestDevice {
-    fn new_mark(&self) -> Result<Box<dyn StreamMark>> {
-        self.made.fetch_add(1, Ordering::Relaxed);
-        Ok(Box::new(Mark { device: self.clone(), place: 0 }))
-    }
-}
-
 impl Memory for TestDevice {
     fn alloc(&self, _bytes: usize) -> Result<DevPtr> {
         Err(Error::internal("no memory"))
@@ -166,6 +159,10 @@ impl Memory for TestDevice {
 }
 
 impl Device for TestDevice {
+    fn new_mark(&self) -> Result<Box<dyn StreamMark>> {
+        self.made.fetch_add(1, Ordering::Relaxed);
+        Ok(Box::new(Mark { device: self.clone(), place: 0 }))
+    }
     fn enter(&self) -> Result<EnteredDevice> {
         Ok((self.enter).map_or_else(|| EnteredDevice::new(()), |enter| enter()))
     }

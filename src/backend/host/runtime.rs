@@ -4,7 +4,7 @@
 //! this process's own: allocated by the stand-ins or, as PyTorch's CPU tensors, in any other way.
 #![allow(unsafe_code)]
 
-use crate::backend::device::{Device, EnteredDevice, Marks, Memory, StreamMark, may_run};
+use crate::backend::device::{Device, EnteredDevice, Memory, StreamMark, may_run};
 use crate::backend::dylib::{Library, function_table};
 use crate::backend::host::shared_file::SharedBlock;
 use crate::backend::quiescence::{Allocation, Attempt, Key, Quiescence, UnderWay, Works};
@@ -289,16 +289,14 @@ impl Memory for HostRuntime {
     }
 }
 
-impl Marks for HostRuntime {
+impl Device for HostRuntime {
     fn new_mark(&self) -> Result<Box<dyn StreamMark>> {
         let mut raw = std::ptr::null_mut();
         // SAFETY: writes one handle.
         unsafe { call!(self, cudaEventCreateWithFlags(&mut raw, 0)) }?;
         Ok(Box::new(Mark { runtime: *self, raw: raw as usize }))
     }
-}
 
-impl Device for HostRuntime {
     fn enter(&self) -> Result<EnteredDevice> {
         Ok(EnteredDevice::new(self.enter_device().map_err(|code| failed("cudaSetDevice", code))?))
     }

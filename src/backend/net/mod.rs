@@ -6,8 +6,8 @@
 //! communicator. Ending one synchronizes the device, so it outlives its group until the device is quiescent. Its
 //! bindings are beside the others of their libraries: `nccl::own`, `nccl::network`, and `graph_marks` of CUDA's driver.
 //!
-//! A one-sided network, in which kernels put messages into windows on other nodes and signal them, would be another
-//! [`Net`], and must provide what groups and operations need:
+//! A one-sided network, in which kernels put messages into windows on other nodes and signal them, must provide what
+//! groups and operations need:
 //!
 //! - when a group opens: connections, with reachable memory, to the ranks that this one sends to or receives from;
 //! - a way to send packed data, and with each message a word that names its operation, so that kernels can wait for it
@@ -20,16 +20,6 @@
 pub mod two_sided;
 
 use crate::error::Error;
-
-/// A group's network, whatever carries its messages. Dropping it ends it.
-pub trait Net: Send + Sync {
-    /// The failure that ended it.
-    fn health(&self) -> Option<Error>;
-    /// Ends it, as a failure would; does not wait.
-    fn abort(&self);
-    /// Ends it because of a failure that this rank found on the host; does not wait.
-    fn fail(&self, error: &Error);
-}
 
 /// Told of the failure that ends a network, before the network's operations are ended.
 pub trait OnFault: Send + Sync {

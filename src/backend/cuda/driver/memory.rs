@@ -11,7 +11,7 @@ use crate::backend::cuda::driver::{self, pinned, stream};
 use crate::backend::cuda::params::common::{FaultReport, MessageHeader, SelftestResult};
 use crate::backend::cuda::params::ht::HtCount;
 use crate::backend::cuda::params::ht_nodes::HtForwarded;
-use crate::backend::device::{Device, EnteredDevice, Marks, Memory, StreamMark, may_run};
+use crate::backend::device::{Device, EnteredDevice, Memory, StreamMark, may_run};
 use crate::backend::quiescence::{Attempt, Key, UnderWay, Works};
 use crate::error::{Code, Error, Result};
 use crate::model::ops::Stream;
@@ -116,13 +116,11 @@ impl Memory for CudaMemory {
     }
 }
 
-impl Marks for CudaMemory {
+impl Device for CudaMemory {
     fn new_mark(&self) -> Result<Box<dyn StreamMark>> {
         Ok(Box::new(Mark::new(&self.context)?))
     }
-}
 
-impl Device for CudaMemory {
     fn enter(&self) -> Result<EnteredDevice> {
         let entered = (self.context.enter()?, ApartFromCaptures::enter()?);
         Ok(EnteredDevice::new(entered))

@@ -15,7 +15,6 @@ mod spare;
 mod warm_up;
 pub mod watchdog;
 
-use crate::backend::net::Net;
 use crate::error::{Error, Result};
 use crate::model::ids::GroupRank;
 use crate::model::ops::Stream;
@@ -62,10 +61,16 @@ impl fmt::Display for Label {
 /// operations that holds in every replay.
 ///
 /// Dropping it waits for its operations, at most until the deadline.
-pub trait Transport: Net {
+pub trait Transport: Send + Sync {
     /// Enqueues messages between this rank, its rail peers and the ranks that it forwards for as one operation, in
     /// which all progress together.
     fn exchange(&self, label: Label, sends: &[Message], receives: &[Message], stream: Stream) -> Result<()>;
+    /// The failure that ended it.
+    fn health(&self) -> Option<Error>;
+    /// Ends it, as a failure would; does not wait.
+    fn abort(&self);
+    /// Ends it because of a failure that this rank found on the host; does not wait.
+    fn fail(&self, error: &Error);
     /// Ends it as the deadline does, because the host has `waited` too long for the last operation for `label`, which
     /// may not have begun. Returns the failure that counts; none if that operation is over.
     fn end_late(&self, label: Label, waited: Duration) -> Option<Error>;

@@ -6,7 +6,7 @@
 //! Never hold the lock while recording a mark: recording may block on a full stream, and the watchdog needs the lock to
 //! end what that stream waits for.
 
-use crate::backend::device::{Marks, StreamMark};
+use crate::backend::device::{Device, StreamMark};
 use crate::backend::nccl::own::InGraphs;
 use crate::backend::net::two_sided::replays::{NewReplayMarks, Replays};
 use crate::backend::net::two_sided::{Label, Late, Operation, Recent, distinct};
@@ -62,14 +62,14 @@ impl Outstanding {
     /// Records that an operation with `peers` is about to be enqueued on `stream`.
     pub fn begin(
         &self,
-        marks: &dyn Marks,
+        device: &dyn Device,
         label: Label,
         peers: impl Iterator<Item = GroupRank>,
         stream: Stream,
     ) -> Result<Operation> {
         let (number, reusable) = self.state.lock().next()?;
         let operation = Operation { number, label };
-        let mut pending = reusable.map_or_else(|| Pending::new(marks), Ok)?;
+        let mut pending = reusable.map_or_else(|| Pending::new(device), Ok)?;
         pending.prepare(operation, peers);
         self.state.lock().is_beginning = true;
         let recorded = pending.begin.record(stream);
@@ -216,12 +216,12 @@ impl State {
 }
 
 impl Pending {
-    fn new(marks: &dyn Marks) -> Result<Self> {
+    fn new(device: &dyn Device) -> Result<Self> {
         Ok(Self {
             operation: Operation::WARM_UP,
             peers: Vec::new(),
-            begin: marks.new_mark()?,
-            end: Some(marks.new_mark()?),
+            begin: device.new_mark()?,
+            end: Some(device.new_mark()?),
             is_enqueued: false,
             running_since: None,
         })

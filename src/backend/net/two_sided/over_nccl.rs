@@ -3,13 +3,13 @@
 use crate::backend::detached;
 use crate::backend::device::Device;
 use crate::backend::nccl::own::{OwnCommunicator, Part};
+use crate::backend::net::OnFault;
 use crate::backend::net::two_sided::ending::{Ending, Untaken};
 use crate::backend::net::two_sided::failing::Failing;
 use crate::backend::net::two_sided::members::Members;
 use crate::backend::net::two_sided::outstanding::Outstanding;
 use crate::backend::net::two_sided::watchdog::watch;
 use crate::backend::net::two_sided::{Label, Late, Message, Operation, Recent, Transport, spare, warm_up};
-use crate::backend::net::{Net, OnFault};
 use crate::error::{Code, Error, Result};
 use crate::model::ids::GroupRank;
 use crate::model::ops::Stream;
@@ -257,9 +257,7 @@ impl Transport for NcclTransport {
         };
         Some(shared.fail(error))
     }
-}
 
-impl Net for NcclTransport {
     fn health(&self) -> Option<Error> {
         self.shared.health()
     }

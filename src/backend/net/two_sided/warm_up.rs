@@ -89,7 +89,6 @@ fn check(view: &NodeView, words: &[u8]) -> Result<()> {
 mod tests {
     use super::*;
     use crate::backend::device::tests::TestDevice;
-    use crate::backend::net::Net;
     use crate::backend::net::two_sided::members::tests::members;
     use parking_lot::Mutex;
 
@@ -106,9 +105,6 @@ mod tests {
         fn end_late(&self, _label: Label, _waited: Duration) -> Option<Error> {
             None
         }
-    }
-
-    impl Net for Noted {
         fn health(&self) -> Option<Error> {
             None
         }

@@ -10,7 +10,7 @@ use crate::backend::cuda::fault::FaultPage;
 use crate::backend::cuda::kernels::to_u32;
 use crate::backend::cuda::network::Network;
 use crate::backend::cuda::params::common::MessageHeader;
-use crate::backend::device::{Marks as _, StreamMark};
+use crate::backend::device::{Device as _, StreamMark};
 use crate::backend::net::two_sided::{Label, Message};
 use crate::error::refusal::{AmongRanks, Subject};
 use crate::error::{Error, Result};

@@ -9,4 +9,3 @@ pub mod group;
 pub mod handle;
 mod memory;
 mod route;
-mod views;

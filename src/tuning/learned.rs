@@ -1,8 +1,7 @@
 //! Choices of a tuning file under conditions: for rows of a certain size and layout, in memory that peers map or not.
 
-use super::choice::Choice;
 use super::file::{number, shape, string};
-use super::variant::{Operation, Variant};
+use super::variant::{Choice, Operation, Variant};
 use crate::log::shown;
 use serde_json::Value;
 

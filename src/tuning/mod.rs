@@ -5,17 +5,14 @@
 //! They are local: ranks need not launch the same. A file that cannot be read, has another version, or was measured on
 //! another GPU or number of ranks is ignored with a warning: the library's own choices work everywhere.
 
-mod choice;
 mod file;
 mod learned;
-mod source;
 mod variant;
 
 use crate::log::{self, shown};
-pub use choice::{Choice, Unfit, share};
 use file::File;
 pub use learned::{Best, Learned, Lie, Rows};
-pub use variant::{Operation, Variant};
+pub use variant::{Choice, Operation, Unfit, Variant, share};
 
 /// Token counts are tuned at powers of two, up to 2^23.
 const SIZES: usize = 24;
@@ -52,7 +49,7 @@ pub struct TuningFile {
 impl TuningFile {
     /// The launch shapes in it now; none if it is not for this GPU and group.
     pub fn read(&self) -> Option<Tuning> {
-        source::read(&self.path)
+        file::read(&self.path)
             .and_then(|text| Tuning::parse(&text, &self.gpu, self.ranks, self.multiprocessors))
             .inspect_err(|reason| warn_of(&self.path, reason))
             .ok()
@@ -63,7 +60,7 @@ impl Learned {
     /// What the file at `path` says for this device and group. Silent about unusable files: where kernels are launched,
     /// the reader of their shapes has warned.
     pub fn read(path: &str, gpu: &str, ranks: usize, multiprocessors: Option<u32>) -> Self {
-        let found = source::read(path).and_then(|text| {
+        let found = file::read(path).and_then(|text| {
             let most = multiprocessors.unwrap_or(u32::MAX);
             Tuning::parse_all(&text, gpu, ranks, most).map(|(_, learned)| learned)
         });

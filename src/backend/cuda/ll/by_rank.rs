@@ -7,7 +7,7 @@ use crate::backend::cuda::kernels::LaunchShape;
 use crate::backend::cuda::ll::chunks::Cut;
 use crate::backend::cuda::ll::handle::{Handle, kept, rows_with_scales};
 use crate::backend::cuda::ll::launch::{DispatchGrid, Grid, Part};
-use crate::backend::cuda::ll::views::{Lies, ViewBanks, scale_bytes};
+use crate::backend::cuda::ll::memory::{Lies, ViewBanks, scale_bytes};
 use crate::backend::cuda::params::ll::{
     LlBeside, LlRankDispatchParams, LlRankScaledDispatchParams, LlShape, reciprocal,
 };

@@ -8,9 +8,8 @@ use crate::backend::cuda::kernels::{self, Kernel, LaunchShape, to_u32};
 use crate::backend::cuda::ll::chunks::{Chunks, Cut};
 use crate::backend::cuda::ll::fingerprint::LlFingerprint;
 use crate::backend::cuda::ll::launch::{CombineKernel, DispatchGrid, FewGrids, Grid, HandlePlan, Part};
-use crate::backend::cuda::ll::memory::HandleMemory;
+use crate::backend::cuda::ll::memory::{HandleMemory, ViewBanks};
 use crate::backend::cuda::ll::network::LlNetwork;
-use crate::backend::cuda::ll::views::ViewBanks;
 use crate::backend::cuda::network::two_sided::handshake::Announced;
 use crate::backend::cuda::params::common::{KernelOp, ScaledRows};
 use crate::backend::cuda::params::ll::{

@@ -4,7 +4,6 @@ mod agreement;
 mod combine;
 mod dispatch;
 mod route;
-mod zones;
 
 use crate::backend::host::device::add_numbers;
 use crate::backend::host::fingerprint::Fingerprint;

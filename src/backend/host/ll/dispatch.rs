@@ -1,19 +1,20 @@
 //! LL dispatch: each rank posts its ids and rows; each rank takes the rows of its experts, in the
-//! order source rank, token, k. Rank-major (`by_rank`) it posts weights, too.
+//! order source rank, token, k. Rank-major it posts weights, too, and takes a token's row once, however many of its
+//! experts that names, with its ids and weights.
 #![allow(unsafe_code)]
 
 use crate::backend::host::device::{add_waits, bytes, bytes_mut, write_counts};
 use crate::backend::host::fingerprint::Fingerprint;
 use crate::backend::host::ll::HostLl;
 use crate::backend::host::ll::last::{LastDispatch, Placed};
-use crate::backend::host::numeric::{self, copy_row};
+use crate::backend::host::numeric::{self, copy_row, row};
 use crate::backend::host::scaled::{self, Incoming, Outgoing};
 use crate::error::refusal::{AmongRanks, Role, Subject};
 use crate::error::{Error, Result};
 use crate::model::group::GroupFacts;
 use crate::model::ids::GroupRank;
 use crate::model::layout::{Layout, RowOf};
-use crate::model::ops::LlDispatch;
+use crate::model::ops::{IntWidth, LlBeside, LlDispatch};
 use std::borrow::Cow;
 
 impl HostLl {
@@ -104,11 +105,11 @@ impl HostLl {
 
 /// What a dispatch has delivered.
 #[derive(Default)]
-pub(super) struct Landed {
+struct Landed {
     /// The rows from each source rank.
-    pub placed: Vec<Vec<Placed>>,
+    placed: Vec<Vec<Placed>>,
     /// Rows of each local expert or, rank-major, from each source.
-    pub counts: Vec<u32>,
+    counts: Vec<u32>,
 }
 
 /// Refuses ids that give an expert of this rank more rows than it has slots, before any row is written. Tokens that
@@ -142,13 +143,13 @@ fn check_room(facts: &GroupFacts, layout: Layout, sent: &[SentTokens<'_>]) -> Re
 }
 
 /// The message of a source rank.
-pub(super) struct SentTokens<'a> {
+struct SentTokens<'a> {
     tokens: u32,
     top_k: usize,
     ids: &'a [u8],
     /// f32 `[tokens, top_k]`, if rank-major.
-    pub weights: &'a [u8],
-    pub rows: Incoming<'a>,
+    weights: &'a [u8],
+    rows: Incoming<'a>,
 }
 
 impl<'a> SentTokens<'a> {
@@ -172,10 +173,66 @@ impl<'a> SentTokens<'a> {
     }
 
     /// (token, k, expert) of each entry that names an expert.
-    pub fn entries(&self, facts: &GroupFacts) -> impl Iterator<Item = (usize, usize, usize)> {
+    fn entries(&self, facts: &GroupFacts) -> impl Iterator<Item = (usize, usize, usize)> {
         numeric::i64s(self.ids)
             .enumerate()
             .filter_map(|(entry, id)| Some((entry / self.top_k, entry % self.top_k, facts.expert(id)?)))
+    }
+}
+
+const WEIGHT_BYTES: usize = size_of::<f32>();
+/// Every byte of -1, the id of an entry that names no expert of this rank.
+const NONE: u8 = 0xff;
+
+impl HostLl {
+    /// Writes what all sources have sent to the outputs `[R, M, *]`.
+    fn place_by_rank(
+        &self,
+        (op, beside): (&LlDispatch, &LlBeside),
+        out: &mut [u8],
+        sent: &[SentTokens<'_>],
+    ) -> Result<Landed> {
+        let (experts, top_k) = (self.facts().experts_of(self.facts().rank), self.routing.top_k);
+        let entries = self.rows(op.layout)? * top_k;
+        let width = beside.out_ids.width;
+        // SAFETY: `rule` has checked both tensors `[R, M, K]`; the caller leaves them to the operation.
+        let (ids, weights) = unsafe {
+            (
+                bytes_mut(beside.out_ids.data, entries * width.bytes()),
+                bytes_mut(beside.out_weights, entries * WEIGHT_BYTES),
+            )
+        };
+        ids.fill(NONE);
+        let mut landed = Landed::default();
+        for (source, sent) in sent.iter().enumerate() {
+            let mut placed: Vec<Placed> = Vec::new();
+            for (token, k, expert) in sent.entries(self.facts()) {
+                let Some(local) = expert.checked_sub(experts.start) else { continue };
+                if local >= experts.len() {
+                    continue;
+                }
+                if placed.last().is_none_or(|last| last.token != token) {
+                    let to = RowOf { zone: source, ordinal: placed.len() };
+                    let at = op.layout.number(to);
+                    copy_row(out, at, sent.rows.payload(token)?)?;
+                    if let Some(scaled) = &op.scaled {
+                        // SAFETY: `rule` has checked the tensor `[R, M, S]`; the caller leaves it to the operation.
+                        unsafe { scaled::store(scaled, to, sent.rows.scales(token)?) }?;
+                    }
+                    copy_row(weights, at, row(sent.weights, token, top_k * WEIGHT_BYTES)?)?;
+                    placed.push(Placed { token, k: 0, row: at });
+                }
+                let at = placed.last().ok_or_else(|| Error::internal("an entry without a row"))?.row;
+                let id = (beside.first_id + local) as i64;
+                match width {
+                    IntWidth::Bits32 => copy_row(ids, at * top_k + k, &(id as i32).to_ne_bytes())?,
+                    IntWidth::Bits64 => copy_row(ids, at * top_k + k, &id.to_ne_bytes())?,
+                }
+            }
+            landed.counts.push(placed.len() as u32);
+            landed.placed.push(placed);
+        }
+        Ok(landed)
     }
 }
 

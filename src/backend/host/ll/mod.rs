@@ -1,10 +1,8 @@
 //! Low-latency operations: the state of a handle, and the two phases of an operation.
 
-mod by_rank;
 mod combine;
 mod dispatch;
 mod last;
-mod topk_weights;
 
 use crate::backend::LlBackend;
 use crate::backend::host::device::add_counts;

@@ -154,7 +154,8 @@ pub fn start(work: impl FnOnce() + Send + 'static) -> Result<()> {
     })
 }
 
-fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<()> {
+/// Starts a thread that nobody joins.
+pub fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<()> {
     let thread = Builder::new().name(name.to_owned());
     thread.spawn(work).map(drop).map_err(|cause| Error::system("a thread for the network", &cause))
 }

@@ -6,9 +6,9 @@ use crate::objects::{GROUPS, GUARD, Group, check_out, write_out};
 use crate::owners::Allocator;
 use crate::texts;
 use crate::types::{
-    cudaStream_t, ncclComm_t, ncclEpAlgorithm_t, ncclEpAllocFn_t, ncclEpFreeFn_t, ncclEpGroup_t, ncclEpGroupConfig_t,
-    ncclResult_t,
+    cudaStream_t, ncclComm_t, ncclEpAllocFn_t, ncclEpFreeFn_t, ncclEpGroup_t, ncclEpGroupConfig_t, ncclResult_t,
 };
+use nccl_ep_abi::guard::number;
 use nccl_ep_abi::{process, refuse};
 use nccl_ep_core::error::{Error, Result};
 use nccl_ep_core::log;
@@ -16,7 +16,6 @@ use nccl_ep_core::model::group::{GroupSettings, LlCombineMode};
 use nccl_ep_core::model::ops::Stream;
 use nccl_ep_core::session;
 use std::ffi::c_uint;
-use std::mem::MaybeUninit;
 use std::sync::Arc;
 
 /// What later generations of NCCL EP have behind the size of each of their structures.
@@ -109,7 +108,7 @@ pub unsafe extern "C" fn ncclEpGroupDestroy(ep_group: ncclEpGroup_t, stream: cud
 /// `config` is NULL or points to an `ncclEpGroupConfig_t`, or to a longer structure.
 unsafe fn first_generation(config: *const ncclEpGroupConfig_t) -> Result<()> {
     // SAFETY: this function's contract; the second field has four bytes, whatever they mean.
-    let second = unsafe { config.as_ref() }.map(|raw| unsafe { number_of(raw.algorithm) });
+    let second = unsafe { config.as_ref() }.map(|raw| number(raw.algorithm));
     if second == Some(LATER_MAGIC) {
         return Err(refuse::argument(
             "config",
@@ -117,15 +116,6 @@ unsafe fn first_generation(config: *const ncclEpGroupConfig_t) -> Result<()> {
         ));
     }
     Ok(())
-}
-
-/// The number that a caller has written where an enumerator belongs.
-///
-/// # Safety
-/// The caller has set its bytes.
-unsafe fn number_of(enumerator: MaybeUninit<ncclEpAlgorithm_t>) -> u32 {
-    // SAFETY: the enum is 4 bytes that the caller has set, and u32 takes every bit pattern.
-    unsafe { enumerator.as_ptr().cast::<u32>().read() }
 }
 
 /// Copies `*config`.
@@ -148,14 +138,12 @@ unsafe fn group_config(config: *const ncclEpGroupConfig_t) -> Result<GroupSettin
         num_qp_per_rank: _,
         num_channels,
     } = raw;
-    // SAFETY: the caller has set all fields.
-    let algorithm = unsafe { number_of(algorithm) };
     if version != 1 {
         return Err(refuse::argument("config.version", "must be 1").got(version, 1));
     }
-    let given = |number: c_uint| (number > 0).then_some(number as usize);
+    let given = |count: c_uint| (count > 0).then_some(count as usize);
     Ok(GroupSettings {
-        algorithm: nccl_ep_abi::algorithm(algorithm)?,
+        algorithm: nccl_ep_abi::algorithm(number(algorithm))?,
         experts: num_experts as usize,
         max_tokens: given(max_tokens_per_rank),
         row_bytes: token_size_bytes as usize,

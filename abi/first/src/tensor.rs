@@ -6,6 +6,7 @@ use crate::owners;
 use crate::types::{
     ncclDataType_t, ncclEpGroup_t, ncclEpTensorFlags_t, ncclEpTensorTag_t, ncclNDTensor_t, ncclResult_t,
 };
+use nccl_ep_abi::guard::number;
 use nccl_ep_abi::refuse;
 use nccl_ep_core::error::{Code, Error, Result};
 use nccl_ep_core::model::tensor::{DType, DevPtr, MAX_DIMS};
@@ -61,8 +62,7 @@ pub unsafe extern "C" fn ncclEpTensorCreate(
             strides,
             datatype,
             data: data.0 as *mut c_void,
-            // SAFETY: the enum is 4 bytes that the caller has set, and u32 takes every bit pattern.
-            tag: unsafe { tag.as_ptr().cast::<c_uint>().read() },
+            tag: number(tag),
             flags: MaybeUninit::new(ncclEpTensorFlags_t::NCCL_EP_TENSOR_FLAG_NONE),
         };
         // SAFETY: this function's contract.

@@ -2,13 +2,14 @@
 #![allow(unsafe_code)]
 
 use crate::objects::{Handle, Layout, on_handle};
-use crate::read::{self, NO_SCALES, is_backward, known, number};
+use crate::read::{self, NO_SCALES, is_backward, known};
 use crate::tensor::{self, absent, first, rows};
 use crate::texts::not_served;
 use crate::types::{
     cudaStream_t, ncclEpCombQuant_t, ncclEpCombineConfig_t, ncclEpCombineInputs_t, ncclEpCombineOutputs_t,
     ncclEpCompleteConfig_t, ncclEpHandle_t, ncclResult_t,
 };
+use nccl_ep_abi::guard::number;
 use nccl_ep_abi::refuse;
 use nccl_ep_core::error::Result;
 use nccl_ep_core::model::group::Algorithm;

@@ -3,7 +3,7 @@
 
 use crate::enums::ncclEpExpertIdKind_t;
 use crate::objects::{Handle, Layout, on_handle};
-use crate::read::{self, is_backward, known, number};
+use crate::read::{self, is_backward, known};
 use crate::received::{Room, Rows};
 use crate::recipe::{Recipe, Scales};
 use crate::routing;
@@ -12,6 +12,7 @@ use crate::types::{
     cudaStream_t, ncclEpDispatchConfig_t, ncclEpDispatchInputs_t, ncclEpDispatchOutputs_t, ncclEpHandle_t,
     ncclEpLayoutInfo_t, ncclResult_t,
 };
+use nccl_ep_abi::guard::number;
 use nccl_ep_abi::refuse;
 use nccl_ep_core::error::Result;
 use nccl_ep_core::model::group::Algorithm;

@@ -3,11 +3,12 @@
 
 use crate::enums::ncclEpLayout_t;
 use crate::objects::{GUARD, Group, HANDLES, Handle, Layout, check_out, on_group, on_handle, write_out};
-use crate::read::{self, number};
+use crate::read;
 use crate::types::{
     cudaStream_t, ncclEpGroup_t, ncclEpHandle_t, ncclEpHandleConfig_t, ncclEpLayoutInfo_t, ncclEpTensor_t, ncclResult_t,
 };
 use crate::{routing, tensor};
+use nccl_ep_abi::guard::number;
 use nccl_ep_abi::refuse;
 use nccl_ep_core::error::{Code, Error, Result};
 use nccl_ep_core::model::group::{Algorithm, MAX_TOP_K};

@@ -9,6 +9,7 @@ use crate::types::{
     ncclEpDispatchConfig_t, ncclEpDispatchInputs_t, ncclEpDispatchOutputs_t, ncclEpGroupConfig_t, ncclEpHandleConfig_t,
     ncclEpLayoutInfo_t, ncclEpTensor, ncclEpTensorAllocConfig_t,
 };
+use nccl_ep_abi::guard::number;
 use nccl_ep_abi::refuse;
 use nccl_ep_core::error::{Code, Error, Result};
 use nccl_ep_core::model::group::Algorithm;
@@ -102,13 +103,6 @@ pub unsafe fn required<T: Prefixed>(name: &str, raw: *const T) -> Result<T> {
     // SAFETY: this function's contract.
     let read = unsafe { optional(name, raw) }?;
     read.ok_or_else(|| refuse::argument(name, "must not be NULL"))
-}
-
-/// The number in an enumerator of a caller's struct.
-pub fn number<E: Copy>(enumerator: MaybeUninit<E>) -> u32 {
-    const { assert!(size_of::<E>() == size_of::<u32>()) };
-    // SAFETY: the enum is 4 bytes of a struct that was copied, or an argument; u32 takes every bit pattern.
-    unsafe { enumerator.as_ptr().cast::<u32>().read() }
 }
 
 /// The rule for scales of rows that travel unchanged.

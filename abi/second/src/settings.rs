@@ -1,9 +1,10 @@
 //! Converts a caller's configuration of a group to settings of the core, and to those that this ABI keeps.
 
 use crate::enums::ncclEpOverflowPolicy_t;
-use crate::read::{known, number};
+use crate::read::known;
 use crate::texts::not_served;
 use crate::types::{ncclEpAllocConfig_t, ncclEpGroupConfig_t};
+use nccl_ep_abi::guard::number;
 use nccl_ep_abi::refuse;
 use nccl_ep_core::env::LaterEnv;
 use nccl_ep_core::error::{Code, Error, Result};

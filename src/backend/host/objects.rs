@@ -7,9 +7,8 @@ use crate::backend::device::Memory;
 use crate::backend::host::group_state::GroupState;
 use crate::backend::host::runtime::HostRuntime;
 use crate::backend::host::shared_file::{self, Address, SharedBlock};
-use crate::backend::objects::{Mapped, Mapper, Wanted};
-use crate::error::refusal::{OfMemory, Subject};
-use crate::error::{Error, Result, Value};
+use crate::backend::objects::{Mapped, Mapper, Wanted, check_left, unmappable};
+use crate::error::{Error, Result};
 use crate::model::ids::GroupRank;
 use crate::model::node_view::NodeView;
 use crate::model::tensor::DevPtr;
@@ -114,15 +113,8 @@ impl Mapper for HostMapper {
                 Ok(ObjectMemory::at(begin, Some(self.runtime), &block))
             }
             Wanted::Given(begin, bytes) => {
-                let expected = || Value::Text("memory of cudaMalloc".to_owned());
-                let block = self.runtime.shared_block(begin).map_err(|cause| {
-                    Error::argument(Subject::Memory, OfMemory::Mappable).found(Value::Error(cause), expected())
-                })?;
-                let left = block.begin + block.bytes - begin.0;
-                if bytes > left {
-                    return Err(Error::argument(Subject::MemoryBytes, OfMemory::InOneAllocation)
-                        .got(bytes, format_args!("at most {left}")));
-                }
+                let block = self.runtime.shared_block(begin).map_err(unmappable)?;
+                check_left(bytes, block.begin + block.bytes - begin.0)?;
                 Ok(ObjectMemory::at(begin, None, &block))
             }
         }

@@ -3,7 +3,7 @@
 pub mod group;
 
 use crate::error::refusal::{AmongRanks, OfMemory, Subject};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Value};
 use crate::model::objects::{MAX_OBJECTS, OBJECT_ALIGN, Place, Range, Ranges};
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
@@ -163,6 +163,21 @@ pub trait Mapper: Send + Sync {
     fn fallbacks(&self) -> u64 {
         0
     }
+}
+
+/// Refuses a caller's memory that other processes cannot map because of `cause`.
+pub fn unmappable(cause: Error) -> Error {
+    let expected = Value::Text("memory of cudaMalloc".to_owned());
+    Error::argument(Subject::Memory, OfMemory::Mappable).found(Value::Error(cause), expected)
+}
+
+/// Refuses `bytes` of a caller's that reach beyond what is `left` of their allocation.
+pub fn check_left(bytes: usize, left: usize) -> Result<()> {
+    if bytes <= left {
+        return Ok(());
+    }
+    let refused = Error::argument(Subject::MemoryBytes, OfMemory::InOneAllocation);
+    Err(refused.got(bytes, format_args!("at most {left}")))
 }
 
 impl Wanted {

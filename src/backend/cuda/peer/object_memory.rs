@@ -6,9 +6,8 @@ use crate::backend::cuda::driver::memory::CudaMemory;
 use crate::backend::cuda::peer::descriptors::{self, MOST_DESCRIPTORS, ProcessId, Received, Socket};
 use crate::backend::cuda::peer::window::{PeerMapping, Window, WindowRecord};
 use crate::backend::cuda::peer::windows::PeerWindows;
-use crate::backend::objects::Mapped;
-use crate::error::refusal::{OfMemory, Subject};
-use crate::error::{Code, Error, Result, Value};
+use crate::backend::objects::{Mapped, check_left, unmappable};
+use crate::error::{Code, Error, Result};
 use crate::model::ids::GroupRank;
 use crate::model::node_view::NodeView;
 use crate::model::tensor::DevPtr;
@@ -93,10 +92,7 @@ impl ObjectMemory {
             Err(cause) => pieces_of(context, begin, bytes, cause)?,
         };
         let left = (window.0.base().0 + window.1.bytes()).saturating_sub(begin.0);
-        if bytes > left {
-            return Err(Error::argument(Subject::MemoryBytes, OfMemory::InOneAllocation)
-                .got(bytes, format_args!("at most {left}")));
-        }
+        check_left(bytes, left)?;
         Ok(Self::at(begin, window, Some(Shared { socket: Socket::new(), pieces })))
     }
 
@@ -227,8 +223,3 @@ fn pieces_of(context: &Arc<Context>, begin: DevPtr, bytes: usize, cause: Error) 
 
 type InWindow = (Window, WindowRecord);
 type Pieces = Vec<(usize, OwnedFd)>;
-
-fn unmappable(cause: Error) -> Error {
-    let expected = Value::Text("memory of cudaMalloc".to_owned());
-    Error::argument(Subject::Memory, OfMemory::Mappable).found(Value::Error(cause), expected)
-}

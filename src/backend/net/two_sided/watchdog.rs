@@ -1,10 +1,9 @@
 //! The process's thread that watches all transports, as long as there are any.
 
 use crate::backend::detached;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use parking_lot::Mutex;
 use std::sync::Arc;
-use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 /// How often it looks.
@@ -38,11 +37,7 @@ pub fn watch<W: Send + Sync + 'static>(watched: &Arc<W>, look: fn(&W, Instant)) 
     let mut watch = WATCH.lock();
     if !watch.is_running {
         detached::keep_spares(SPARES)?;
-        Builder::new()
-            .name("nccl-ep-watchdog".to_owned())
-            .spawn(run)
-            .map_err(|cause| Error::system("a thread for the network", &cause))
-            .inspect_err(|_| drop(detached::keep_spares(0)))?;
+        detached::spawn("nccl-ep-watchdog", run).inspect_err(|_| drop(detached::keep_spares(0)))?;
         watch.is_running = true;
     }
     watch.watched.push(Box::new(look_at_it));

@@ -16,14 +16,9 @@ impl<'a> Message<'a> {
         self.parts.push(Cow::Owned((number as u64).to_le_bytes().to_vec()));
     }
 
-    /// Appends borrowed bytes, whose number the reader must know.
-    pub fn bytes(&mut self, bytes: &'a [u8]) {
-        self.parts.push(Cow::Borrowed(bytes));
-    }
-
-    /// Appends bytes that the message owns.
-    pub fn owned_bytes(&mut self, bytes: Vec<u8>) {
-        self.parts.push(Cow::Owned(bytes));
+    /// Appends bytes, whose number the reader must know.
+    pub fn bytes(&mut self, bytes: impl Into<Cow<'a, [u8]>>) {
+        self.parts.push(bytes.into());
     }
 
     pub fn len(&self) -> usize {

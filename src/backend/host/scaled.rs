@@ -37,13 +37,13 @@ impl Outgoing<'_> {
             ScaleSource::Forward(from) => {
                 message.bytes(rows(self.row.bytes()));
                 // SAFETY: this function's contract.
-                message.owned_bytes(unsafe { gathered(from, scaled.scales, self.tokens) });
+                message.bytes(unsafe { gathered(from, scaled.scales, self.tokens) });
             }
             ScaleSource::Cast(cast) => {
                 let from = rows(self.row.hidden * cast.from.size());
                 let (payload, scales) = self.cast(from, cast, scaled.scales)?;
-                message.owned_bytes(payload);
-                message.owned_bytes(scales);
+                message.bytes(payload);
+                message.bytes(scales);
             }
         }
         Ok(())

@@ -15,7 +15,6 @@ use crate::error::{Code, Context, Error, Result};
 use crate::model::group::GroupFacts;
 use crate::model::ids::GroupRank;
 use crate::model::ops::{HandleForm, Routing, RoutingCounters, Stream};
-use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 
@@ -75,10 +74,7 @@ fn gather_announcements(shared: &GroupState, wanted: &Result<HtRouting>, epoch: 
             // SAFETY: `rule` has checked the tensor `[T, K]` of ids as wide; the caller keeps it until
             // the handle is made.
             let ids = unsafe { bytes(ids, tokens * top_k * width.bytes()) };
-            match width.widened(ids) {
-                Cow::Borrowed(ids) => message.bytes(ids),
-                Cow::Owned(ids) => message.owned_bytes(ids),
-            }
+            message.bytes(width.widened(ids));
         }
         Err(error) => {
             message.number(error.code() as usize);

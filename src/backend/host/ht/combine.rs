@@ -21,7 +21,7 @@ impl Routed {
         let mut message = self.fingerprint(Operation::HtCombine, op.row.into()).message();
         message.number(rows);
         message.number(op.gradients.map_or(0, |gradients| gradients.top_k));
-        message.owned_bytes(self.map.begins.iter().flat_map(|row| row.to_ne_bytes()).collect());
+        message.bytes(self.map.begins.iter().flat_map(|row| row.to_ne_bytes()).collect::<Vec<_>>());
         if self.routing.form.zones.is_some() {
             self.append_sums(op, &mut message)?;
             return self.shared.mailboxes.post(epoch, &message);
@@ -53,7 +53,7 @@ impl Routed {
             numeric::store(&mut rounded, &sum, op.row.dtype)?;
             sums.extend_from_slice(&rounded);
         }
-        message.owned_bytes(sums);
+        message.bytes(sums);
         let Some(gradients) = op.gradients else { return Ok(()) };
         // SAFETY: as above, `[n]` of f32.
         let input = unsafe { bytes(gradients.input, slots * 4) };
@@ -65,7 +65,7 @@ impl Routed {
             }
             all.resize(first + gradients.top_k * 4, 0);
         }
-        message.owned_bytes(all);
+        message.bytes(all);
         Ok(())
     }
 

@@ -73,7 +73,7 @@ impl HostLl {
                 } else {
                     let topk_weights =
                         topk_weights.get(home).ok_or_else(|| Error::internal("a home rank without weights"))?;
-                    message.owned_bytes(reduce(op, group, row_of, topk_weights)?);
+                    message.bytes(reduce(op, group, row_of, topk_weights)?);
                 }
             }
         }
@@ -279,9 +279,9 @@ impl TopkWeights {
     fn write(&self, message: &mut Message<'_>) {
         message.number(self.by_entry.len());
         let topk_weights = self.by_entry.iter();
-        message.owned_bytes(topk_weights.clone().map(|matched| u8::from(matched.is_some())).collect());
+        message.bytes(topk_weights.clone().map(|matched| u8::from(matched.is_some())).collect::<Vec<_>>());
         let weights = topk_weights.map(|matched| matched.map_or(0.0, |matched| matched.weight));
-        message.owned_bytes(weights.flat_map(f32::to_ne_bytes).collect());
+        message.bytes(weights.flat_map(f32::to_ne_bytes).collect::<Vec<_>>());
     }
 
     /// Reads what another rank wrote, which omits the order of that rank's sums.

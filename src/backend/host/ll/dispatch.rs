@@ -15,7 +15,6 @@ use crate::model::group::GroupFacts;
 use crate::model::ids::GroupRank;
 use crate::model::layout::{Layout, RowOf};
 use crate::model::ops::{IntWidth, LlBeside, LlDispatch};
-use std::borrow::Cow;
 
 impl HostLl {
     pub(super) fn send_tokens(&self, op: &LlDispatch, fingerprint: &Fingerprint, epoch: u64) -> Result<()> {
@@ -28,10 +27,7 @@ impl HostLl {
         unsafe {
             let width = self.routing.width;
             let ids = bytes(self.routing.ids, tokens * top_k * width.bytes());
-            match width.widened(ids) {
-                Cow::Borrowed(ids) => message.bytes(ids),
-                Cow::Owned(ids) => message.owned_bytes(ids),
-            }
+            message.bytes(width.widened(ids));
             if let Some(beside) = &op.beside {
                 message.bytes(bytes(beside.weights, tokens * top_k * size_of::<f32>()));
             }

@@ -80,19 +80,6 @@ impl Bench {
 
 #[test]
 #[ignore = "needs a GPU"]
-fn two_ranks_pass_the_self_test() {
-    let bench = Bench::open();
-    let faults = [bench.faults(0), bench.faults(1)];
-    let verdicts = std::thread::scope(|scope| {
-        let other = scope.spawn(|| bench.run(1, &faults[1]));
-        [bench.run(0, &faults[0]), other.join().unwrap()]
-    });
-    assert_eq!(verdicts, [Ok(()), Ok(())]);
-    assert_eq!(faults[0].first(), None);
-}
-
-#[test]
-#[ignore = "needs a GPU"]
 fn a_missing_rank_ends_in_a_report_and_the_context_stays_usable() {
     let bench = Bench::open();
     let faults = bench.faults(0);

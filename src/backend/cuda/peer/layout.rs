@@ -46,23 +46,3 @@ impl WindowLayout {
         }
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::backend::cuda::params::common::MAX_PEERS;
-
-    #[test]
-    fn regions_follow_each_other_and_fit() {
-        for ranks in [1, 2, 8, MAX_PEERS] {
-            let layout = WindowLayout::new(ranks, 1000);
-            assert!(layout.peer_failed + 4 <= layout.teardown);
-            assert!(layout.teardown + 4 * ranks <= layout.selftest_flags);
-            assert!(layout.selftest_flags + 4 * ranks <= layout.selftest_slots);
-            assert!(layout.selftest_slots + ranks * SELFTEST_SLOT_BYTES <= layout.operations);
-            assert!(layout.operations + 1000 <= layout.bytes);
-            assert_eq!(layout.selftest_slots % REGION_ALIGN, 0);
-            assert_eq!(layout.bytes % WINDOW_ALIGN, 0);
-        }
-    }
-}

@@ -1,13 +1,34 @@
-// Calls with one thing wrong. Each starts from valid tensors and changes one; it must be refused
-// with the given text and leave the outputs untouched.
+// Calls with one thing wrong. Each starts from valid tensors and changes one as its refusal says; it must be refused
+// with that text and leave the outputs untouched.
 #include "suites/errors/errors.h"
 
 enum { kUntouched = 0xa5 };
+
+// The index of the name with which `text` begins.
+static unsigned named(const char* const* names, unsigned count, const char* text) {
+    unsigned found = 0;
+    while (found < count && strncmp(text, names[found], strlen(names[found])) != 0) ++found;
+    return found;
+}
+
+static unsigned tag_of(const char* text) {
+    static const char* const kNames[] = {"*",      "TOKENS", "TOPK_IDX", "TOPK_WEIGHTS",
+                                         "SCALES", "RECV_EXPERT_COUNTER_DEVICE", "RECV_EXPERT_COUNTER_HOST"};
+    return named(kNames, COUNT(kNames), text);
+}
+
+// One that NCCL does not have for an unknown number.
+static ncclDataType_t type_of(const char* text) {
+    static const char* const kNames[] = {"int8",    "uint8",   "int32",    "uint32",     "int64",     "uint64",
+                                         "float16", "float32", "float64",  "bfloat16",   "float8e4m3", "float8e5m2"};
+    return (ncclDataType_t)named(kNames, COUNT(kNames), text);
+}
 
 static EpView* find(TensorList* list, unsigned tag) {
     for (unsigned i = 0; i < list->count; ++i) {
         if (list->views[i].tensor.tag == tag) return &list->views[i];
     }
+    EP_REQUIRE(!"a tensor of the call");
     return NULL;
 }
 
@@ -26,37 +47,43 @@ static void add_tensor(TensorList* list, unsigned tag, void* data) {
     list->items[list->count++] = &view->tensor;
 }
 
-static void change_tensor(EpView* view, Change change, unsigned value) {
+static bool begins(const char* text, const char* with) { return strncmp(text, with, strlen(with)) == 0; }
+
+// The field of a tensor gets the value that a text tells as got.
+static void break_field(EpView* view, const char* field, const char* rule, const char* got) {
     ncclNDTensor_t* tensor = &view->tensor;
-    switch (change) {
-        case kNullSizes: tensor->sizes = NULL; break;
-        case kNullData: tensor->data = NULL; break;
-        case kNdim: tensor->ndim = value; break;
-        case kDatatype: tensor->datatype = (ncclDataType_t)value; break;
-        case kTag: tensor->tag = value; break;
-        case kSize0:
-        case kSize1:
-        case kSize2: view->sizes[change - kSize0] = value; break;
-        case kStride0: view->strides[0] = value; break;
-        case kShiftData: tensor->data = (char*)tensor->data + value; break;
-        default: EP_REQUIRE(!"a change of a tensor");
-    }
+    const unsigned number = (unsigned)strtoul(got + (*got == '['), NULL, 10);
+    const char* multiple = strstr(got, "multiple of ");
+    if (begins(field, ".ndim")) tensor->ndim = number;
+    else if (begins(field, ".datatype")) tensor->datatype = type_of(got);
+    else if (begins(field, ".sizes[")) view->sizes[field[7] - '0'] = strstr(got, " bytes,") ? number / 2 : number;
+    else if (begins(field, ".sizes")) tensor->sizes = NULL;
+    else if (begins(field, ".strides")) view->strides[0] = number;
+    else if (begins(field, ".tag")) tensor->tag = number != 0 ? number : tag_of(got);
+    else if (begins(rule, "must not be NULL")) tensor->data = NULL;
+    else tensor->data = (char*)tensor->data + strtoul(multiple + strlen("multiple of "), NULL, 10) / 2;
 }
 
-static void break_call(const Session* session, const BrokenCall* broken, CallTensors* tensors) {
-    TensorList* list = &tensors->lists[broken->list];
-    EpView* view = find(list, broken->tag);
-    switch (broken->change) {
-        case kNullList: list->null = true; break;
-        case kNullItem: list->items[0] = NULL; break;
-        case kAdd: add_tensor(list, broken->tag, session->weights); break;
-        case kCount: list->count = broken->value; break;
-        case kRemove:
-            EP_REQUIRE(view != NULL);
-            remove_tensor(list, view);
-            break;
-        default: EP_REQUIRE(view != NULL); change_tensor(view, broken->change, broken->value);
-    }
+// Does to valid tensors what a refusal complains of: a call with one thing wrong.
+static void break_call(const Session* session, const char* text, CallTensors* tensors) {
+    static const char* const kLists[] = {"inputs", "outputs", "local_tensors", "topk_idx"};
+    const bool is_count = begins(text, "num_");
+    const char* place = text + (is_count ? strlen("num_") : 0);
+    const unsigned name = named(kLists, COUNT(kLists), place);
+    TensorList* list = &tensors->lists[name % kNumLists];
+    const char* field = place + strlen(kLists[name]);
+    const unsigned tag = *field == '[' ? tag_of(field + 1) : NCCL_EP_TENSOR_TAG_TOPK_IDX;
+    if (*field == '[') field = strchr(field, ']') + 1;
+    const char* rule = strstr(text, ": ") + 2;
+    const char* got = strstr(rule, "(got ");
+    got = got != NULL ? got + strlen("(got ") : "";
+    if (is_count) list->count = (unsigned)strtoul(got, NULL, 10);
+    else if (begins(rule, "must not be NULL when")) list->null = true;
+    else if (*field == ':' && begins(rule, "must not be NULL")) list->items[0] = NULL;
+    else if (*field == ':' && begins(rule, "is required")) remove_tensor(list, find(list, tag));
+    else if (*field == ':') add_tensor(list, tag, session->weights);
+    else if (strstr(rule, "is in the list already")) add_tensor(list, tag_of(rule), session->weights);
+    else break_field(find(list, tag), field, rule, got);
 }
 
 // ---- What a refused call must not touch --------------------------------------------------------
@@ -106,18 +133,15 @@ static void check_outputs_untouched(const Session* session) {
 }
 
 void check_broken_calls(const Session* session, CallKind kind, const BrokenCall* calls, size_t num_calls) {
-    static const char* const functions[] = {[kDispatch] = "ncclEpDispatch",  [kTokensOnly] = "ncclEpDispatch",
-                                            [kForward] = "ncclEpDispatch",   [kCast] = "ncclEpDispatch",
-                                            [kRankMajor] = "ncclEpDispatch", [kRankMajorForward] = "ncclEpDispatch",
-                                            [kCombine] = "ncclEpCombine",    [kSummed] = "ncclEpCombine",
-                                            [kBackward] = "ncclEpCombine",   [kCreateHandle] = "ncclEpCreateHandle"};
     mark_outputs(session);
     for (size_t i = 0; i < num_calls; ++i) {
+        const char* given = calls[i].given != NULL ? calls[i].given : "";
+        char text[kMostText];
+        const char* complaint = write_refusal(calls[i].id, given, text);
         CallTensors tensors;
         valid_tensors(session, kind, &tensors);
-        break_call(session, &calls[i], &tensors);
-        EP_REFUSED(calls[i].id, make_call(session, kind, &tensors, 0), calls[i].code, "%s: %s", functions[kind],
-                   calls[i].text);
+        break_call(session, calls[i].cause != NULL ? calls[i].cause : complaint, &tensors);
+        EP_REFUSED_AS(calls[i].id, make_call(session, kind, &tensors, 0), "%s", given);
         check_outputs_untouched(session);
     }
 }

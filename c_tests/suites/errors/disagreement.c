@@ -6,10 +6,9 @@
 #include "suites/errors/errors.h"
 
 #define REMOTE ncclRemoteError
-#define REFUSED "handle: rank %d refused to create its own: ncclInvalidArgument"
-#define DIFFERS                                                                                 \
-    "topk_idx.sizes[1]: must be the same on every rank, but rank %d differs (got %d, expected " \
-    "%d as on rank %d)"
+#define REFUSED "{%d}{ncclInvalidArgument}"
+#define DIFFERS "{%d} got %d, expected %d as on rank %d"
+#define FEWER "got 3, expected 4 or more"
 
 enum { kOtherTopK = 1 };
 
@@ -38,9 +37,7 @@ ncclResult_t replace_handle(Session* session, unsigned top_k) {
 // This rank refuses its handle for too many ids per token, at once.
 static void refuse(const Session* session) {
     ncclEpHandle_t handle = NULL;
-    EP_INVALID("handle-topk-columns", create(session, 33, &handle),
-               "ncclEpCreateHandle: topk_idx.sizes[1]: must be at most the largest top-k (got 33, "
-               "expected 32 or less)");
+    EP_REFUSED("handle-topk-columns", create(session, 33, &handle));
     EP_CHECK(handle == NULL);
 }
 
@@ -55,13 +52,12 @@ static void check_nothing_counted(const Session* session) {
 void check_refused_elsewhere(Session* session, int refuser, const char* text) {
     if (ep_on_host_backend()) {
         ncclEpHandle_t handle = NULL;
-        EP_LOST("handle-ht-rank-refused", create(session, kTopK, &handle), "ncclEpCreateHandle: rank %d refused: %s",
-                refuser, text);
+        EP_REFUSED_AS("handle-ht-rank-refused", create(session, kTopK, &handle), "{%d}{%s}", refuser, text);
         EP_CHECK(handle == NULL);
         return;
     }
     if (creation_waits()) {
-        EP_LOST("handle-ht-handle-refused", replace_handle(session, kTopK), "ncclEpCreateHandle: " REFUSED, refuser);
+        EP_REFUSED_AS("handle-ht-handle-refused", replace_handle(session, kTopK), REFUSED, refuser);
         EP_CHECK(session->handle == NULL);
         check_nothing_counted(session);
         EP_CHECK_EQ_I64(wait_for_failure(session, 0.0), ncclSuccess);
@@ -69,8 +65,8 @@ void check_refused_elsewhere(Session* session, int refuser, const char* text) {
     }
     EP_CHECK_NCCL(replace_handle(session, kTopK));
     ep_sync(session->env);
-    EP_LOST("dispatch-ht-handle-refused", make_valid_call(session, kDispatch, 0), "ncclEpDispatch: " REFUSED, refuser);
-    EP_LOST("combine-ht-handle-refused", make_valid_call(session, kCombine, 0), "ncclEpCombine: " REFUSED, refuser);
+    EP_REFUSED_AS("dispatch-ht-handle-refused", make_valid_call(session, kDispatch, 0), REFUSED, refuser);
+    EP_REFUSED_AS("combine-ht-handle-refused", make_valid_call(session, kCombine, 0), REFUSED, refuser);
     check_nothing_counted(session);
     EP_CHECK_EQ_I64(wait_for_failure(session, 0.0), ncclSuccess);
 }
@@ -83,16 +79,16 @@ EP_TEST_HT(ht_handle_with_another_top_k) {
     const unsigned top_k = (unsigned)my_top_k(env);
     if (creation_waits()) {
         ncclEpHandle_t handle = NULL;
-        EP_INVALID("handle-ht-topk-differs", create(&session, top_k, &handle), "ncclEpCreateHandle: " DIFFERS,
-                   differs(env), my_top_k(env), their_top_k(env), differs(env));
+        EP_REFUSED_AS("handle-ht-topk-differs", create(&session, top_k, &handle),
+                      DIFFERS, differs(env), my_top_k(env), their_top_k(env), differs(env));
         EP_CHECK(handle == NULL);
     } else {
         EP_CHECK_NCCL(replace_handle(&session, top_k));
         ep_sync(env);
-        EP_INVALID("dispatch-ht-handle-differs", make_valid_call(&session, kTokensOnly, 0), "ncclEpDispatch: " DIFFERS,
-                   differs(env), my_top_k(env), their_top_k(env), differs(env));
-        EP_INVALID("combine-ht-handle-differs", make_valid_call(&session, kCombine, 0), "ncclEpCombine: " DIFFERS,
-                   differs(env), my_top_k(env), their_top_k(env), differs(env));
+        EP_REFUSED_AS("dispatch-ht-handle-differs", make_valid_call(&session, kTokensOnly, 0),
+                      DIFFERS, differs(env), my_top_k(env), their_top_k(env), differs(env));
+        EP_REFUSED_AS("combine-ht-handle-differs", make_valid_call(&session, kCombine, 0),
+                      DIFFERS, differs(env), my_top_k(env), their_top_k(env), differs(env));
         check_nothing_counted(&session);
     }
     EP_REQUIRE_NCCL(replace_handle(&session, kTopK));
@@ -108,8 +104,8 @@ static void no_count_after_a_refusal(Session* session) {
         refuse(session);
     } else {
         EP_CHECK_NCCL(create(session, kTopK, &session->handle));
-        EP_LOST("num-recv-ht-handle-refused", ncclEpHandleGetNumRecvTokens(session->handle, &rows),
-                "ncclEpHandleGetNumRecvTokens: " REFUSED, odd_rank(env));
+        EP_REFUSED_AS("num-recv-ht-handle-refused", ncclEpHandleGetNumRecvTokens(session->handle, &rows),
+                      REFUSED, odd_rank(env));
         EP_CHECK_NCCL(ncclEpHandleDestroy(session->handle));
         EP_CHECK_EQ_I64(rows, 77);
     }
@@ -119,8 +115,8 @@ static void no_count_of_different_handles(Session* session) {
     const EpEnv* env = session->env;
     unsigned rows = 77;
     EP_CHECK_NCCL(create(session, (unsigned)my_top_k(env), &session->handle));
-    EP_INVALID("num-recv-ht-handle-differs", ncclEpHandleGetNumRecvTokens(session->handle, &rows),
-               "ncclEpHandleGetNumRecvTokens: " DIFFERS, differs(env), my_top_k(env), their_top_k(env), differs(env));
+    EP_REFUSED_AS("num-recv-ht-handle-differs", ncclEpHandleGetNumRecvTokens(session->handle, &rows),
+                  DIFFERS, differs(env), my_top_k(env), their_top_k(env), differs(env));
     EP_CHECK_EQ_I64(rows, 77);
     EP_CHECK_NCCL(ncclEpHandleDestroy(session->handle));
 }
@@ -137,15 +133,13 @@ static ncclResult_t call_with_fewer(const Session* session, CallKind kind, ListN
     return make_call(session, kind, &tensors, 0);
 }
 
-#define FEWER "must hold all tokens that this rank receives (got 3, expected 4 or more)"
-
 static void refuse_fewer_than_told(const Session* session) {
-    EP_MISUSED("dispatch-ht-out-told", call_with_fewer(session, kDispatch, kOutputs, NCCL_EP_TENSOR_TAG_TOKENS),
-               "ncclEpDispatch: outputs[TOKENS].sizes[0]: " FEWER);
-    EP_MISUSED("dispatch-ht-out-ids-told", call_with_fewer(session, kDispatch, kOutputs, NCCL_EP_TENSOR_TAG_TOPK_IDX),
-               "ncclEpDispatch: outputs[TOPK_IDX].sizes[0]: " FEWER);
-    EP_MISUSED("combine-ht-in-told", call_with_fewer(session, kCombine, kInputs, NCCL_EP_TENSOR_TAG_TOKENS),
-               "ncclEpCombine: inputs[TOKENS].sizes[0]: " FEWER);
+    EP_REFUSED_AS("dispatch-ht-out-told", call_with_fewer(session, kDispatch, kOutputs, NCCL_EP_TENSOR_TAG_TOKENS),
+                  FEWER);
+    EP_REFUSED_AS("dispatch-ht-out-ids-told",
+                  call_with_fewer(session, kDispatch, kOutputs, NCCL_EP_TENSOR_TAG_TOPK_IDX), FEWER);
+    EP_REFUSED_AS("combine-ht-in-told", call_with_fewer(session, kCombine, kInputs, NCCL_EP_TENSOR_TAG_TOKENS),
+                  FEWER);
 }
 
 EP_TEST_HT(ht_handle_without_a_count) {
@@ -198,15 +192,14 @@ static void check_failed(Session* session, bool refused, CallKind kind) {
     const char* name = kind == kCombine ? "ncclEpCombine" : "ncclEpDispatch";
     const bool knows = !was_told();
     if (!knows) {
-        EP_LOST("running-rank-failed", wait_for_failure(session, 0.0),
-                "ncclEpGetAsyncError: *: rank * failed: rank %d waited * ms for *", env->rank);
+        EP_REFUSED_AS("running-rank-failed", wait_for_failure(session, 0.0), "{*}{*}{%d}", env->rank);
     } else if (refused) {
-        EP_LOST("running-ht-handle-refused", wait_for_failure(session, 0.0),
-                "ncclEpGetAsyncError: %s (high throughput): " REFUSED, name, odd_rank(env));
+        EP_REFUSED_AS("running-ht-handle-refused", wait_for_failure(session, 0.0),
+                      "{%s (high throughput)}" REFUSED, name, odd_rank(env));
     } else {
-        EP_INVALID("running-ht-handle-differs", wait_for_failure(session, 0.0),
-                   "ncclEpGetAsyncError: %s (high throughput): " DIFFERS, name, differs(env), my_top_k(env),
-                   their_top_k(env), differs(env));
+        EP_REFUSED_AS("running-ht-handle-differs", wait_for_failure(session, 0.0),
+                      "{%s (high throughput)}" DIFFERS, name, differs(env), my_top_k(env), their_top_k(env),
+                      differs(env));
     }
     EP_CHECK(state != ncclSuccess);
     EP_CHECK(on_some_rank(knows));
@@ -240,7 +233,7 @@ static void missing_on_the_host(EpEnv* env) {
     ep_barrier();
     if (!is_odd(env)) {
         const double limit = 0.001 * kShortTimeoutMs + 1.0;
-        EP_LOST("handle-ht-rank-missing", make_valid_call(&session, kCreateHandle, 0),
+        EP_TEXT("handle-ht-rank-missing", make_valid_call(&session, kCreateHandle, 0),
                 "ncclEpCreateHandle: *: rank %d waited * ms for operation 2 of rank %d*", env->rank, odd_rank(env));
         found_out = check_misses_odd_rank(&session, limit, "ncclEpCreateHandle", "operation 2", "1");
     }
@@ -266,9 +259,8 @@ static void missing_on_the_device(EpEnv* env) {
         found_out = check_misses_odd_rank(&session, limit, "ncclEpCreateHandle", "the row counts of operation 1", "0");
         EP_CHECK_RESULT(ncclEpHandleGetNumRecvTokens(session.handle, &rows), REMOTE);
         EP_CHECK_EQ_I64(rows, 77);
-        EP_LOST("dispatch-group-failed", make_valid_call(&session, kTokensOnly, 0),
-                "ncclEpDispatch: the group has failed: ncclEpCreateHandle: %s: *",
-                found_out ? "deadline passed" : "rank * failed");
+        EP_FAILED("dispatch-group-failed", make_valid_call(&session, kTokensOnly, 0), ncclRemoteError,
+                  "{ncclEpCreateHandle: %s: *}", found_out ? "deadline passed" : "rank * failed");
     }
     EP_CHECK(on_some_rank(found_out));
     recover_and_close(&session);

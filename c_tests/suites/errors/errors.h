@@ -6,16 +6,24 @@
 
 // ---- One refusal -------------------------------------------------------------------------------
 
-// Checks the result of a call and the text it leaves: `...` is a printf format with its values, in
-// which '*' matches anything.
-#define EP_REFUSED(id, call, code, ...) \
-    (EP_REACHED, forget_last_error(), check_refused(EP_HERE(id), (call), (code), __VA_ARGS__))
-#define EP_INVALID(id, call, ...) EP_REFUSED(id, call, ncclInvalidArgument, __VA_ARGS__)
-#define EP_MISUSED(id, call, ...) EP_REFUSED(id, call, ncclInvalidUsage, __VA_ARGS__)
-#define EP_LOST(id, call, ...) EP_REFUSED(id, call, ncclRemoteError, __VA_ARGS__)
+// Checks that a call is refused as the row `id` of docs/errors.md says: with its result and its whole text. Where these
+// vary, a printf format says how, in this order: the name of another function than the row's, and a colon; a {value}
+// for each {part} of the row; what stands in parentheses, otherwise the row's example if that says what it got. Parts
+// without a value may be anything, and so may each '*'.
+#define EP_REFUSED(id, call) EP_REFUSED_AS(id, call, "%s", "")
+#define EP_REFUSED_AS(id, call, ...) EP_FAILED(id, call, ncclSuccess, __VA_ARGS__)
+// The same for a row whose result is that of an earlier failure: `own`.
+#define EP_FAILED(id, call, own, ...) \
+    (EP_REACHED, forget_last_error(), check_refused(EP_HERE(id), (call), (own), __VA_ARGS__))
+// The same where the whole text is not everywhere the row's.
+#define EP_TEXT(id, call, ...) (EP_REACHED, forget_last_error(), check_text(EP_HERE(id), (call), __VA_ARGS__))
 
-__attribute__((format(printf, 4, 5))) bool check_refused(EpSite site, ncclResult_t actual, ncclResult_t expected,
+__attribute__((format(printf, 4, 5))) bool check_refused(EpSite site, ncclResult_t actual, ncclResult_t own,
                                                          const char* format, ...);
+__attribute__((format(printf, 3, 4))) bool check_text(EpSite site, ncclResult_t actual, const char* format, ...);
+enum { kMostText = 4096 };
+// Writes the whole text of a refusal; returns what is behind the function's name.
+const char* write_refusal(const char* id, const char* given, char text[kMostText]);
 // Replaces the last text, so that a check never sees that of an earlier refusal.
 void forget_last_error(void);
 // Whether `text` as a whole matches `pattern`.
@@ -144,32 +152,12 @@ ncclResult_t make_valid_call(const Session* session, CallKind kind, unsigned sen
 
 // ---- Calls with one thing wrong ----------------------------------------------------------------
 
-typedef enum {
-    kRemove,    // the tensor is not in its list
-    kAdd,       // one more tensor, 1 x 1 float32
-    kCount,     // the list is said to have this many
-    kNullList,  // the array is NULL
-    kNullItem,  // its first entry is NULL
-    kNullSizes,
-    kNullData,
-    kNdim,
-    kDatatype,
-    kTag,
-    kSize0,
-    kSize1,
-    kSize2,
-    kStride0,
-    kShiftData,  // by this many bytes
-} Change;
-
+// A refusal of a valid call that is broken in just the way that the text says. Rows may leave out what is NULL.
+#pragma GCC diagnostic ignored "-Wmissing-field-initializers"
 typedef struct {
     const char* id;
-    ncclResult_t code;
-    ListName list;
-    unsigned tag;  // of the changed tensor
-    Change change;
-    unsigned value;
-    const char* text;  // the whole text after the function's name
+    const char* given;  // as for EP_REFUSED_AS; or NULL
+    const char* cause;  // what to break, like a text; NULL if the text itself says it
 } BrokenCall;
 
 // Makes each broken call; checks that it is refused and changes nothing.
@@ -179,13 +167,13 @@ void check_broken_calls(const Session* session, CallKind kind, const BrokenCall*
 
 // running.c: the odd rank and every rank that hears from it in `kind` get an error. The error names a rank whose call
 // differs from this one's (for the odd rank: any rank), unless another rank's failure arrives first.
-void check_all_notice(Session* session, CallKind kind, const char* id, const char* rule, const char* values);
+void check_all_notice(Session* session, CallKind kind, const char* id, const char* values);
 // A call that the odd rank makes otherwise than the others.
 typedef struct {
     ncclEpAlgorithm_t algorithm;
     CallKind kind, odd_kind;
     void (*change)(CallTensors* tensors);  // on the odd rank; or NULL
-    const char *id, *rule;
+    const char* id;
     const char *usual, *odd;  // what texts say of a rank's call; or NULL
 } OtherCall;
 void check_other_call(const EpEnv* env, const OtherCall* call);

@@ -7,8 +7,6 @@
 #include "harness/nodes.h"
 #include "suites/errors/errors.h"
 
-#define FUNCTION "ncclEpCreateGroup: "
-
 static ncclEpGroupConfig_t config_of(const EpEnv* env, ncclEpAlgorithm_t algorithm) {
     return ep_group_config(algorithm, (unsigned)env->size * kLocalExperts, kMaxTokens, kTokenBytes);
 }
@@ -30,12 +28,10 @@ static void check_creation_works(const EpEnv* env) {
 
 static void bad_pointers(const EpEnv* env, const ncclEpGroupConfig_t* config) {
     ncclEpGroup_t group = untouched();
-    EP_INVALID("group-comm-null", ncclEpCreateGroup(&group, NULL, config, env->stream, NULL, NULL),
-               FUNCTION "comm: must not be NULL");
+    EP_REFUSED("group-comm-null", ncclEpCreateGroup(&group, NULL, config, env->stream, NULL, NULL));
     EP_CHECK(group == untouched());
-    EP_INVALID("group-config-null", create(env, NULL), FUNCTION "config: must not be NULL");
-    EP_INVALID("group-out-null", ncclEpCreateGroup(NULL, env->comm, config, env->stream, NULL, NULL),
-               FUNCTION "ep_group: must not be NULL");
+    EP_REFUSED("group-config-null", create(env, NULL));
+    EP_REFUSED("group-out-null", ncclEpCreateGroup(NULL, env->comm, config, env->stream, NULL, NULL));
 }
 
 // A program of a later generation calls this function with three arguments, so the stream is what
@@ -43,11 +39,9 @@ static void bad_pointers(const EpEnv* env, const ncclEpGroupConfig_t* config) {
 static void later_generation(const EpEnv* env) {
     const unsigned config[28] = {sizeof(config), 0xC00FFFEEU, 2, 1};
     ncclEpGroup_t group = untouched();
-    EP_INVALID("group-generation",
+    EP_REFUSED("group-generation",
                ncclEpCreateGroup(&group, env->comm, (const ncclEpGroupConfig_t*)config, (cudaStream_t)(uintptr_t)0x5a5a,
-                                 NULL, NULL),
-               FUNCTION
-               "config: must be of this library's generation, but this program was built for NCCL EP 0.1.0 or newer");
+                                 NULL, NULL));
     EP_CHECK(group == untouched());
 }
 
@@ -55,53 +49,33 @@ static void bad_numbers(const EpEnv* env, const ncclEpGroupConfig_t* valid) {
     const int ranks = env->size;
     ncclEpGroupConfig_t config = *valid;
     config.version = 2;
-    EP_INVALID("group-version", create(env, &config), FUNCTION "config.version: must be 1 (got 2, expected 1)");
+    EP_REFUSED("group-version", create(env, &config));
     config = *valid;
     config.num_experts = 0;
-    EP_INVALID(
-        "group-experts", create(env, &config),
-        FUNCTION
-        "config.num_experts: must be a positive multiple of the number of ranks (got 0, expected a multiple of %d)",
-        ranks);
+    EP_REFUSED_AS("group-experts", create(env, &config), "got 0, expected a multiple of %d", ranks);
     config.num_experts = (unsigned)(2 * ranks + 1);
     if (ranks > 1) {
-        EP_INVALID("group-experts", create(env, &config),
-                   FUNCTION
-                   "config.num_experts: must be a positive multiple of the number of ranks (got %d, expected a "
-                   "multiple of %d)",
-                   2 * ranks + 1, ranks);
+        EP_REFUSED_AS("group-experts", create(env, &config), "got %d, expected a multiple of %d", 2 * ranks + 1, ranks);
     }
     config = *valid;
     config.max_tokens_per_rank = 0xffffffffU;
-    EP_INVALID("group-tokens-range", create(env, &config),
-               FUNCTION
-               "config.max_tokens_per_rank: received rows must be countable in 31 bits (got 4294967295, expected at "
-               "most %d with %d ranks)",
-               2147483647 / ranks, ranks);
+    EP_REFUSED_AS("group-tokens-range", create(env, &config), "got 4294967295, expected at most %d with %d ranks",
+                  2147483647 / ranks, ranks);
     config = *valid;
     config.token_size_bytes = 0;
-    EP_INVALID("group-token-size", create(env, &config),
-               FUNCTION
-               "config.token_size_bytes: must be a positive multiple of 16 (got 0, expected a multiple of 16)");
+    EP_REFUSED("group-token-size", create(env, &config));
     config.token_size_bytes = 24;
-    EP_INVALID("group-token-size", create(env, &config),
-               FUNCTION
-               "config.token_size_bytes: must be a positive multiple of 16 (got 24, expected a multiple of 16)");
+    EP_REFUSED_AS("group-token-size", create(env, &config), "got 24, expected a multiple of 16");
 }
 
 static void bad_algorithms(const EpEnv* env, const ncclEpGroupConfig_t* valid) {
     ncclEpGroupConfig_t config = *valid;
     const unsigned unknown = 2;
     memcpy(&config.algorithm, &unknown, sizeof(unknown));
-    EP_INVALID("group-algorithm", create(env, &config),
-               FUNCTION
-               "config.algorithm: must be a known algorithm (got 2, expected 0 (low latency) or 1 (high throughput))");
+    EP_REFUSED("group-algorithm", create(env, &config));
     config = *valid;
     config.max_tokens_per_rank = NCCL_EP_AUTO;
-    EP_INVALID("group-tokens-auto", create(env, &config),
-               FUNCTION
-               "config.max_tokens_per_rank: NCCL_EP_AUTO is for high throughput only (got 0, expected 1 or more in low "
-               "latency)");
+    EP_REFUSED("group-tokens-auto", create(env, &config));
 }
 
 // The stand-ins recognise a destroyed communicator; real NCCL dereferences the pointer.
@@ -111,8 +85,7 @@ static void dead_communicator(const EpEnv* env, const ncclEpGroupConfig_t* confi
     EP_REQUIRE_NCCL(ncclCommSplit(env->comm, 0, env->rank, &dead, NULL));
     EP_REQUIRE_NCCL(ncclCommDestroy(dead));
     ncclEpGroup_t group = untouched();
-    EP_INVALID("group-comm-nccl", ncclEpCreateGroup(&group, dead, config, env->stream, NULL, NULL),
-               FUNCTION "ncclCommCount: NCCL error 4*");
+    EP_REFUSED_AS("group-comm-nccl", ncclEpCreateGroup(&group, dead, config, env->stream, NULL, NULL), "{4}");
     EP_CHECK(group == untouched());
 }
 
@@ -129,16 +102,15 @@ EP_TEST(group_arguments) {
 // ---- One rank against the others ---------------------------------------------------------------
 
 // Checks that a rank's own setting is refused, and how the texts show it and that of the odd rank.
-static void check_differs(const EpEnv* env, const char* id, const char* name, const char* usual, const char* other,
+static void check_differs(const EpEnv* env, const char* id, const char* usual, const char* other,
                           const ncclEpGroupConfig_t* config) {
     const int differs = is_odd(env) ? 0 : odd_rank(env);
-    EP_INVALID(id, create(env, config),
-               FUNCTION "%s: must be the same on every rank, but rank %d differs (got %s, expected %s as on rank %d)",
-               name, differs, is_odd(env) ? other : usual, is_odd(env) ? usual : other, differs);
+    EP_REFUSED_AS(id, create(env, config), "{%d} got %s, expected %s as on rank %d", differs,
+                  is_odd(env) ? other : usual, is_odd(env) ? usual : other, differs);
 }
 
 // Changes `field` on the odd rank to a value that is itself valid.
-static void one_differs(const EpEnv* env, const char* id, const char* name, unsigned* field, unsigned theirs,
+static void one_differs(const EpEnv* env, const char* id, unsigned* field, unsigned theirs,
                         const ncclEpGroupConfig_t* config) {
     char usual[16];
     char other[16];
@@ -146,50 +118,51 @@ static void one_differs(const EpEnv* env, const char* id, const char* name, unsi
     snprintf(other, sizeof(other), "%u", theirs);
     const unsigned ours = *field;
     if (is_odd(env)) *field = theirs;
-    check_differs(env, id, name, usual, other, config);
+    check_differs(env, id, usual, other, config);
     *field = ours;
 }
 
 static void modes_differ(const EpEnv* env) {
     const ncclEpGroupConfig_t config =
         config_of(env, is_odd(env) ? NCCL_EP_ALGO_HIGH_THROUGHPUT : NCCL_EP_ALGO_LOW_LATENCY);
-    check_differs(env, "group-differs-algorithm", "config.algorithm", "low latency", "high throughput", &config);
+    check_differs(env, "group-differs-algorithm", "low latency", "high throughput", &config);
 }
 
 // `usual` is what the library says for a variable that is not set.
 static void variable_differs(const EpEnv* env, const char* id, const char* variable, const char* usual,
                              const char* other, const ncclEpGroupConfig_t* config) {
     EP_WITH_VARIABLE(variable, is_odd(env) ? other : NULL);
-    check_differs(env, id, variable, usual, other, config);
+    check_differs(env, id, usual, other, config);
 }
 
 EP_TEST(group_differences_between_ranks) {
     if (!enough_ranks(env, 2, "group-differs-*")) return;
     ncclEpGroupConfig_t config = config_of(env, NCCL_EP_ALGO_LOW_LATENCY);
     modes_differ(env);
-    one_differs(env, "group-differs-experts", "config.num_experts", &config.num_experts, config.num_experts * 2,
-                &config);
-    one_differs(env, "group-differs-tokens", "config.max_tokens_per_rank", &config.max_tokens_per_rank, 7, &config);
-    one_differs(env, "group-differs-token-size", "config.token_size_bytes", &config.token_size_bytes, 32, &config);
+    one_differs(env, "group-differs-experts", &config.num_experts, config.num_experts * 2, &config);
+    one_differs(env, "group-differs-tokens", &config.max_tokens_per_rank, 7, &config);
+    one_differs(env, "group-differs-token-size", &config.token_size_bytes, 32, &config);
     variable_differs(env, "group-differs-ll-combine", "NCCL_EP_LL_COMBINE", "reduce", "exact", &config);
     variable_differs(env, "group-differs-node-sums", "NCCL_EP_NODE_SUMS", "home", "invariant", &config);
     ncclEpGroupConfig_t of_ht = config_of(env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
     variable_differs(env, "group-differs-ht-chunk-bytes", "NCCL_EP_HT_CHUNK_BYTES", "unset", "65536", &of_ht);
     of_ht.max_tokens_per_rank = is_odd(env) ? 7 : NCCL_EP_AUTO;
-    check_differs(env, "group-differs-tokens", "config.max_tokens_per_rank", "no bound", "7", &of_ht);
+    check_differs(env, "group-differs-tokens", "no bound", "7", &of_ht);
     check_creation_works(env);
 }
 
-// The odd rank makes a call that it refuses by itself; `text` is its reason.
-static void one_refuses(const EpEnv* env, const ncclEpGroupConfig_t* odd_config, bool odd_null, const char* text) {
+// The odd rank makes a call that it refuses by itself.
+static void one_refuses(const EpEnv* env, const ncclEpGroupConfig_t* odd_config, bool odd_null, const char* id,
+                        const char* given) {
     const ncclEpGroupConfig_t valid = config_of(env, NCCL_EP_ALGO_LOW_LATENCY);
+    char text[kMostText];
+    const char* reason = write_refusal(id, given, text);
     if (!is_odd(env)) {
-        EP_LOST("group-rank-refused", create(env, &valid), FUNCTION "rank %d refused: %s", odd_rank(env), text);
+        EP_REFUSED_AS("group-rank-refused", create(env, &valid), "{%d}{%s}", odd_rank(env), reason);
     } else if (odd_null) {
-        EP_INVALID("group-out-null", ncclEpCreateGroup(NULL, env->comm, odd_config, env->stream, NULL, NULL),
-                   FUNCTION "%s", text);
+        EP_REFUSED(id, ncclEpCreateGroup(NULL, env->comm, odd_config, env->stream, NULL, NULL));
     } else {
-        EP_INVALID("group-rank-refused", create(env, odd_config), FUNCTION "%s", text);
+        EP_REFUSED_AS(id, create(env, odd_config), "%s", given);
     }
     check_creation_works(env);
 }
@@ -199,13 +172,12 @@ EP_TEST(group_refused_by_one_rank) {
     const ncclEpGroupConfig_t valid = config_of(env, NCCL_EP_ALGO_LOW_LATENCY);
     ncclEpGroupConfig_t config = valid;
     config.version = 9;
-    one_refuses(env, &config, false, "config.version: must be 1 (got 9, expected 1)");
-    one_refuses(env, NULL, false, "config: must not be NULL");
-    one_refuses(env, &valid, true, "ep_group: must not be NULL");
+    one_refuses(env, &config, false, "group-version", "got 9, expected 1");
+    one_refuses(env, NULL, false, "group-config-null", "");
+    one_refuses(env, &valid, true, "group-out-null", "");
     config = valid;
     config.num_experts = 0;
-    one_refuses(env, &config, false,
-                "config.num_experts: must be a positive multiple of the number of ranks (got 0, *");
+    one_refuses(env, &config, false, "group-experts", "got 0, *");
 }
 
 // ---- A rank that never calls -------------------------------------------------------------------
@@ -220,9 +192,8 @@ EP_TEST(group_with_a_missing_rank) {
     set_timeout_ms(kShortTimeoutMs);
     if (!is_odd(env)) {
         const double start = ep_seconds();
-        EP_LOST("group-rank-missing", create(&own, &config),
-                FUNCTION "rank %d of %d waited %d ms for the other ranks in an exchange of all ranks", env->rank,
-                env->size, kShortTimeoutMs);
+        EP_REFUSED_AS("group-rank-missing", create(&own, &config), "{%d}{%d}{%d}", env->rank, env->size,
+                      kShortTimeoutMs);
         EP_CHECK(ep_seconds() - start < 0.001 * kShortTimeoutMs + 1.0);
     }
     set_timeout_ms(0);
@@ -238,8 +209,7 @@ EP_TEST(group_over_several_nodes) {
     const ncclEpGroupConfig_t config = config_of(env, NCCL_EP_ALGO_LOW_LATENCY);
     EP_WITH_VARIABLE("NCCL_HOSTID", is_odd(env) ? "right" : "left");
     EP_WITH_VARIABLE("NCCL_EP_LL_COMBINE", "exact");
-    EP_INVALID("group-nodes-exact", create(env, &config),
-               FUNCTION "NCCL_EP_LL_COMBINE: is for groups on one node only (got exact, expected reduce)");
+    EP_REFUSED("group-nodes-exact", create(env, &config));
     EP_WITH_VARIABLE("NCCL_EP_LL_COMBINE", NULL);
     if (ep_on_fake_nccl() && !ep_on_host_backend()) {
         EP_CHECK_RESULT(create(env, &config), ncclInvalidUsage);
@@ -254,17 +224,13 @@ EP_TEST(group_over_several_nodes) {
 EP_TEST(group_after_several_nodes) { check_creation_works(env); }
 
 // The capture goes on (test_graph has more of that), and so does the group. The CPU backend captures nothing.
-#define CAPTURED "stream: must not be captured into a graph, or wait for a stream that is: groups begin and end once"
-
 LL_SESSION_TEST(groups_in_a_capture) {
     if (ep_begin_capture(env->stream)) {
         const ncclEpGroupConfig_t config = session_config(session);
         ncclEpGroup_t group = NULL;
-        EP_REFUSED("group-captured", ncclEpCreateGroup(&group, env->comm, &config, env->stream, NULL, NULL),
-                   ncclInvalidUsage, FUNCTION CAPTURED);
+        EP_REFUSED("group-captured", ncclEpCreateGroup(&group, env->comm, &config, env->stream, NULL, NULL));
         EP_CHECK(group == NULL);
-        EP_REFUSED("group-destroy-captured", ncclEpGroupDestroy(session->group, env->stream), ncclInvalidUsage,
-                   "ncclEpGroupDestroy: " CAPTURED);
+        EP_REFUSED("group-destroy-captured", ncclEpGroupDestroy(session->group, env->stream));
         EP_REQUIRE_CUDA(cudaGraphDestroy(ep_end_capture(env->stream)));
     }
 }

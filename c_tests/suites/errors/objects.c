@@ -100,7 +100,6 @@ static ncclResult_t memory_info(void* group) {
 static ncclResult_t pool_use(void* group) { return ncclEpPoolUse((ncclEpGroup_t)group, NULL, 0); }
 
 typedef struct {
-    const char* function;
     ncclResult_t (*call)(void* object);
     const char* null;  // id of the row for NULL; NULL if that is a successful no-op
     const char* dead;
@@ -108,108 +107,80 @@ typedef struct {
 } ObjectCall;
 
 static const ObjectCall kHandleCalls[] = {
-    {"ncclEpDispatch", dispatch, "dispatch-handle-null", "dispatch-handle-dead", "dispatch-handle-foreign"},
-    {"ncclEpCombine", combine, "combine-handle-null", "combine-handle-dead", "combine-handle-foreign"},
-    {"ncclEpComplete", complete, "complete-handle-null", "complete-handle-dead", "complete-handle-foreign"},
-    {"ncclEpHandleGetNumRecvTokens", num_recv_tokens, "num-recv-handle-null", "num-recv-handle-dead",
-     "num-recv-handle-foreign"},
-    {"ncclEpHandleWaitNumRecvTokens", wait_num_recv_tokens, "wait-num-recv-handle-null", "wait-num-recv-handle-dead",
-     "wait-num-recv-handle-foreign"},
-    {"ncclEpHandleUpdate", update_handle, "handle-update-null", "handle-update-dead", "handle-update-foreign"},
-    {"ncclEpHandleDestroy", destroy_handle, NULL, "handle-destroy-dead", "handle-destroy-foreign"},
+    {dispatch, "dispatch-handle-null", "dispatch-handle-dead", "dispatch-handle-foreign"},
+    {combine, "combine-handle-null", "combine-handle-dead", "combine-handle-foreign"},
+    {complete, "complete-handle-null", "complete-handle-dead", "complete-handle-foreign"},
+    {num_recv_tokens, "num-recv-handle-null", "num-recv-handle-dead", "num-recv-handle-foreign"},
+    {wait_num_recv_tokens, "wait-num-recv-handle-null", "wait-num-recv-handle-dead", "wait-num-recv-handle-foreign"},
+    {update_handle, "handle-update-null", "handle-update-dead", "handle-update-foreign"},
+    {destroy_handle, NULL, "handle-destroy-dead", "handle-destroy-foreign"},
 };
 
 static const ObjectCall kGroupCalls[] = {
-    {"ncclEpTensorCreate", create_tensor, "tensor-create-group-null", "tensor-create-group-dead",
-     "tensor-create-group-foreign"},
-    {"ncclEpCreateHandle", create_handle, "handle-group-null", "handle-group-dead", "handle-group-foreign"},
-    {"ncclEpHandleOpen", handle_open, "handle-open-group-null", "handle-open-group-dead", "handle-open-group-foreign"},
-    {"ncclEpGetAsyncError", async_error, "async-error-group-null", "async-error-group-dead",
-     "async-error-group-foreign"},
-    {"ncclEpSetChoice", set_choice, "set-choice-group-null", "set-choice-group-dead", "set-choice-group-foreign"},
-    {"ncclEpSetSelector", set_selector, "set-selector-group-null", "set-selector-group-dead",
-     "set-selector-group-foreign"},
-    {"ncclEpGroupCountRows", count_rows, "count-rows-group-null", "count-rows-group-dead", "count-rows-group-foreign"},
-    {"ncclEpGroupTimeWaits", time_waits, "time-waits-group-null", "time-waits-group-dead", "time-waits-group-foreign"},
-    {"ncclEpGroupTimeCombineWaits", time_combine_waits, "time-combine-waits-group-null",
-     "time-combine-waits-group-dead", "time-combine-waits-group-foreign"},
-    {"ncclEpMemAlloc", memory_alloc, "mem-alloc-group-null", "mem-alloc-group-dead", "mem-alloc-group-foreign"},
-    {"ncclEpMemFree", memory_free, "mem-free-group-null", "mem-free-group-dead", "mem-free-group-foreign"},
-    {"ncclEpMemRegister", memory_register, "mem-register-group-null", "mem-register-group-dead",
-     "mem-register-group-foreign"},
-    {"ncclEpMemDeregister", memory_deregister, "mem-deregister-group-null", "mem-deregister-group-dead",
-     "mem-deregister-group-foreign"},
-    {"ncclEpMemInfo", memory_info, "mem-info-group-null", "mem-info-group-dead", "mem-info-group-foreign"},
-    {"ncclEpPoolUse", pool_use, "pool-use-group-null", "pool-use-group-dead", "pool-use-group-foreign"},
-    {"ncclEpGroupDestroy", destroy_group, NULL, "group-destroy-dead", "group-destroy-foreign"},
+    {create_tensor, "tensor-create-group-null", "tensor-create-group-dead", "tensor-create-group-foreign"},
+    {create_handle, "handle-group-null", "handle-group-dead", "handle-group-foreign"},
+    {handle_open, "handle-open-group-null", "handle-open-group-dead", "handle-open-group-foreign"},
+    {async_error, "async-error-group-null", "async-error-group-dead", "async-error-group-foreign"},
+    {set_choice, "set-choice-group-null", "set-choice-group-dead", "set-choice-group-foreign"},
+    {set_selector, "set-selector-group-null", "set-selector-group-dead", "set-selector-group-foreign"},
+    {count_rows, "count-rows-group-null", "count-rows-group-dead", "count-rows-group-foreign"},
+    {time_waits, "time-waits-group-null", "time-waits-group-dead", "time-waits-group-foreign"},
+    {time_combine_waits, "time-combine-waits-group-null", "time-combine-waits-group-dead",
+     "time-combine-waits-group-foreign"},
+    {memory_alloc, "mem-alloc-group-null", "mem-alloc-group-dead", "mem-alloc-group-foreign"},
+    {memory_free, "mem-free-group-null", "mem-free-group-dead", "mem-free-group-foreign"},
+    {memory_register, "mem-register-group-null", "mem-register-group-dead", "mem-register-group-foreign"},
+    {memory_deregister, "mem-deregister-group-null", "mem-deregister-group-dead", "mem-deregister-group-foreign"},
+    {memory_info, "mem-info-group-null", "mem-info-group-dead", "mem-info-group-foreign"},
+    {pool_use, "pool-use-group-null", "pool-use-group-dead", "pool-use-group-foreign"},
+    {destroy_group, NULL, "group-destroy-dead", "group-destroy-foreign"},
 };
 
-static void check_object_calls(const ObjectCall* calls, size_t num_calls, const char* argument, const char* kind,
-                               void* dead, void* of_other_kind) {
+static void check_object_calls(const ObjectCall* calls, size_t num_calls, void* dead, void* of_other_kind) {
     int local = 0;
     void* const foreign[] = {&local, (void*)(uintptr_t)1, (void*)UINTPTR_MAX, of_other_kind};
     for (size_t i = 0; i < num_calls; ++i) {
         const ObjectCall* c = &calls[i];
-        if (c->null != NULL) {
-            EP_INVALID(c->null, c->call(NULL), "%s: %s: must not be NULL", c->function, argument);
-        } else {
-            EP_CHECK_NCCL(c->call(NULL));
-        }
-        EP_INVALID(c->dead, c->call(dead), "%s: %s: was destroyed already", c->function, argument);
-        for (size_t f = 0; f < COUNT(foreign); ++f) {
-            EP_INVALID(c->foreign, c->call(foreign[f]), "%s: %s: is not a %s of this library", c->function, argument,
-                       kind);
-        }
+        if (c->null != NULL) EP_REFUSED(c->null, c->call(NULL));
+        else EP_CHECK_NCCL(c->call(NULL));
+        EP_REFUSED(c->dead, c->call(dead));
+        for (size_t f = 0; f < COUNT(foreign); ++f) EP_REFUSED(c->foreign, c->call(foreign[f]));
     }
 }
 
 LL_SESSION_TEST(dead_and_foreign_objects) {
     Session dead = open_session(env, NCCL_EP_ALGO_LOW_LATENCY);
     close_session(&dead);
-    check_object_calls(kHandleCalls, COUNT(kHandleCalls), "handle", "handle", dead.handle, session->group);
-    check_object_calls(kGroupCalls, COUNT(kGroupCalls), "ep_group", "group", dead.group, session->handle);
+    check_object_calls(kHandleCalls, COUNT(kHandleCalls), dead.handle, session->group);
+    check_object_calls(kGroupCalls, COUNT(kGroupCalls), dead.group, session->handle);
     check_works(session);
 
     // Destroys the group while the handle is alive.
     EP_CHECK_NCCL(ncclEpGroupDestroy(session->group, env->stream));
-    EP_MISUSED("dispatch-group-destroyed", dispatch(session->handle), "ncclEpDispatch: handle: its group was destroyed");
-    EP_MISUSED("combine-group-destroyed", combine(session->handle), "ncclEpCombine: handle: its group was destroyed");
-    EP_MISUSED("complete-group-destroyed", complete(session->handle), "ncclEpComplete: handle: its group was destroyed");
+    EP_REFUSED("dispatch-group-destroyed", dispatch(session->handle));
+    EP_REFUSED("combine-group-destroyed", combine(session->handle));
+    EP_REFUSED("complete-group-destroyed", complete(session->handle));
     EP_REQUIRE_NCCL(open_group(session));
     EP_CHECK_NCCL(ncclEpHandleDestroy(session->handle));
     EP_REQUIRE_NCCL(open_handle(session));
 }
 
 LL_SESSION_TEST(places_for_results) {
-    EP_INVALID("version-out-null", ncclEpGetVersion(NULL), "ncclEpGetVersion: version: must not be NULL");
-    EP_INVALID("async-error-out-null", ncclEpGetAsyncError(session->group, NULL),
-               "ncclEpGetAsyncError: result: must not be NULL");
-    EP_INVALID("count-rows-align", ncclEpGroupCountRows(session->group, (int64_t*)0x7f61a7fc5),
-               "ncclEpGroupCountRows: rows_of_expert: must be aligned for its elements "
-               "(got 0x7f61a7fc5, expected a multiple of 8)");
-    EP_INVALID("time-waits-align", ncclEpGroupTimeWaits(session->group, (int64_t*)0x7f61a7fc5),
-               "ncclEpGroupTimeWaits: ns_of_source: must be aligned for its elements "
-               "(got 0x7f61a7fc5, expected a multiple of 8)");
-    EP_INVALID("time-combine-waits-align", ncclEpGroupTimeCombineWaits(session->group, (int64_t*)0x7f61a7fc5),
-               "ncclEpGroupTimeCombineWaits: ns_of_source: must be aligned for its elements "
-               "(got 0x7f61a7fc5, expected a multiple of 8)");
-    EP_INVALID("handle-open-out-null", ncclEpHandleOpen(NULL, session->group, 0),
-               "ncclEpHandleOpen: handle: must not be NULL");
+    EP_REFUSED("version-out-null", ncclEpGetVersion(NULL));
+    EP_REFUSED("async-error-out-null", ncclEpGetAsyncError(session->group, NULL));
+    EP_REFUSED("count-rows-align", ncclEpGroupCountRows(session->group, (int64_t*)0x7f61a7fc5));
+    EP_REFUSED("time-waits-align", ncclEpGroupTimeWaits(session->group, (int64_t*)0x7f61a7fc5));
+    EP_REFUSED("time-combine-waits-align", ncclEpGroupTimeCombineWaits(session->group, (int64_t*)0x7f61a7fc5));
+    EP_REFUSED("handle-open-out-null", ncclEpHandleOpen(NULL, session->group, 0));
     unsigned count = 77;
-    EP_MISUSED("num-recv-ll", ncclEpHandleGetNumRecvTokens(session->handle, &count),
-               "ncclEpHandleGetNumRecvTokens: handle: is for high-throughput groups only "
-               "(got low latency, expected high throughput)");
-    EP_MISUSED("wait-num-recv-ll", ncclEpHandleWaitNumRecvTokens(session->handle, 0, &count),
-               "ncclEpHandleWaitNumRecvTokens: handle: is for high-throughput groups only "
-               "(got low latency, expected high throughput)");
+    EP_REFUSED("num-recv-ll", ncclEpHandleGetNumRecvTokens(session->handle, &count));
+    EP_REFUSED("wait-num-recv-ll", ncclEpHandleWaitNumRecvTokens(session->handle, 0, &count));
     EP_CHECK_EQ_U64(count, 77);
 }
 
 HT_SESSION_TEST(ht_place_for_a_result) {
-    EP_INVALID("num-recv-out-null", ncclEpHandleGetNumRecvTokens(session->handle, NULL),
-               "ncclEpHandleGetNumRecvTokens: num_recv_tokens: must not be NULL");
-    EP_INVALID("wait-num-recv-out-null", ncclEpHandleWaitNumRecvTokens(session->handle, 1, NULL),
-               "ncclEpHandleWaitNumRecvTokens: num_recv_tokens: must not be NULL");
+    EP_REFUSED("num-recv-out-null", ncclEpHandleGetNumRecvTokens(session->handle, NULL));
+    EP_REFUSED("wait-num-recv-out-null", ncclEpHandleWaitNumRecvTokens(session->handle, 1, NULL));
     unsigned count = 77;
     EP_CHECK_NCCL(ncclEpHandleGetNumRecvTokens(session->handle, &count));
     EP_CHECK_EQ_U64(count, max_recv_rows(session));
@@ -221,11 +192,9 @@ enum { kMostSeconds = 20 };
 
 // Not EP_REFUSED, which asks CUDA for its last error: that does not work in a forked process.
 static void expect_refused(const char* function, ncclResult_t result) {
-    char text[256];
-    snprintf(text, sizeof(text),
-             "%s: this process: was forked after a group had been made, and cannot use this "
-             "library: start it anew, in Python by multiprocessing's spawn",
-             function);
+    char given[64], text[kMostText];
+    snprintf(given, sizeof(given), "%s:", function);
+    write_refusal("process-forked", given, text);
     EP_CHECK_RESULT(result, ncclInvalidUsage);
     if (!ep_check(EP_HERE("process-forked"), strcmp(ep_last_error(), text) == 0)) {
         fprintf(stderr, "got:      %s\nexpected: %s\n", ep_last_error(), text);
@@ -240,7 +209,10 @@ static void check_forked_calls(const ObjectCall* calls, size_t num_calls, void* 
             c->call == memory_deregister) {
             EP_CHECK_NCCL(c->call(object));
         } else {
-            expect_refused(c->function, c->call(object));
+            char function[kMostText];
+            write_refusal(c->dead, "", function);
+            function[strcspn(function, ":")] = '\0';
+            expect_refused(function, c->call(object));
         }
     }
 }

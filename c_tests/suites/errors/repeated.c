@@ -45,10 +45,9 @@ static void overfill(const EpEnv* env, unsigned send_only) {
     EP_CHECK_NCCL(make_valid_call(&session, kDispatch, send_only));
     (void)ncclEpComplete(session.handle, NULL, env->stream);  // the failure may be known already
     if (env->rank == 0) {
-        EP_REFUSED("running-ll-repeated-ids", wait_for_failure(&session, 10.0), ncclInvalidUsage,
-                   "ncclEpGetAsyncError: ncclEpDispatch (low latency): topk_idx: must leave room at "
-                   "expert 0 for all ranks, but rank %d repeats its id (got %u, expected at most %u)",
-                   odd_rank(env), top_k * kTokens, (unsigned)kMaxTokens);
+        EP_REFUSED_AS("running-ll-repeated-ids", wait_for_failure(&session, 10.0),
+                      "{ncclEpDispatch (low latency)}{0}{%d} got %u, expected at most %u", odd_rank(env),
+                      top_k * kTokens, (unsigned)kMaxTokens);
     } else {
         const ncclResult_t next = combine(&session, weights, top_k);
         EP_CHECK(next == ncclSuccess || next == ncclRemoteError);

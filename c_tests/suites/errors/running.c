@@ -29,12 +29,11 @@ bool check_misses_odd_rank(const Session* session, double limit, const char* ope
     const EpEnv* env = session->env;
     (void)wait_for_failure(session, limit);
     if (was_told()) {
-        EP_LOST("running-rank-failed", wait_for_failure(session, 0.0),
-                "ncclEpGetAsyncError: %s: rank * failed: rank %d waited * ms for %s of rank %d*", operation, env->rank,
-                awaited, odd_rank(env));
+        EP_REFUSED_AS("running-rank-failed", wait_for_failure(session, 0.0), "{%s}{*}{%d}{*}{%s of rank %d*}",
+                      operation, env->rank, awaited, odd_rank(env));
         return false;
     }
-    return EP_LOST(
+    return EP_TEXT(
         "running-deadline", wait_for_failure(session, 0.0),
         "ncclEpGetAsyncError: %s: deadline passed: rank %d waited * ms for %s of rank %d, whose last one is %s",
         operation, env->rank, awaited, odd_rank(env), last);
@@ -52,20 +51,13 @@ static bool hears_odd_rank(const Session* session, CallKind kind) {
 
 // The group has failed with `code`: every further call returns it at once, with the reason.
 static void check_refuses_work(const Session* session, ncclResult_t code) {
-    EP_REFUSED("dispatch-group-failed", make_valid_call(session, kDispatch, 0), code,
-               "ncclEpDispatch: the group has failed: *");
-    EP_REFUSED("combine-group-failed", make_valid_call(session, kCombine, 0), code,
-               "ncclEpCombine: the group has failed: *");
-    EP_REFUSED("complete-group-failed", ncclEpComplete(session->handle, NULL, session->env->stream), code,
-               "ncclEpComplete: the group has failed: *");
-    EP_REFUSED("count-rows-group-failed", ncclEpGroupCountRows(session->group, NULL), code,
-               "ncclEpGroupCountRows: the group has failed: *");
-    EP_REFUSED("time-waits-group-failed", ncclEpGroupTimeWaits(session->group, NULL), code,
-               "ncclEpGroupTimeWaits: the group has failed: *");
-    EP_REFUSED("time-combine-waits-group-failed", ncclEpGroupTimeCombineWaits(session->group, NULL), code,
-               "ncclEpGroupTimeCombineWaits: the group has failed: *");
-    EP_REFUSED("handle-group-failed", make_valid_call(session, kCreateHandle, 0), code,
-               "ncclEpCreateHandle: the group has failed: *");
+    EP_FAILED("dispatch-group-failed", make_valid_call(session, kDispatch, 0), code, "{*}");
+    EP_FAILED("combine-group-failed", make_valid_call(session, kCombine, 0), code, "{*}");
+    EP_FAILED("complete-group-failed", ncclEpComplete(session->handle, NULL, session->env->stream), code, "{*}");
+    EP_FAILED("count-rows-group-failed", ncclEpGroupCountRows(session->group, NULL), code, "{*}");
+    EP_FAILED("time-waits-group-failed", ncclEpGroupTimeWaits(session->group, NULL), code, "{*}");
+    EP_FAILED("time-combine-waits-group-failed", ncclEpGroupTimeCombineWaits(session->group, NULL), code, "{*}");
+    EP_FAILED("handle-group-failed", make_valid_call(session, kCreateHandle, 0), code, "{*}");
 }
 
 void recover(Session* session) {
@@ -137,7 +129,7 @@ EP_TEST_HT(ht_rank_that_stops) {
 
 // On the odd rank the tensor with tag `tag` has one row less than this rank receives. The other
 // ranks learn of it in their next operation, if they wait for rows of that operation.
-static void too_small(const EpEnv* env, CallKind kind, ListName list, unsigned tag, const char* id, const char* text) {
+static void too_small(const EpEnv* env, CallKind kind, ListName list, unsigned tag, const char* id) {
     Session session = open_session(env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
     check_works(&session);
     ep_barrier();  // a failure also ends what other ranks have not finished
@@ -157,7 +149,8 @@ static void too_small(const EpEnv* env, CallKind kind, ListName list, unsigned t
     const bool knows = ep_num_nodes() > 1 && launched != ncclSuccess;
     EP_CHECK(launched == ncclSuccess || knows);
     if (is_odd(env)) {
-        EP_MISUSED(id, wait_for_failure(&session, 10.0), "ncclEpGetAsyncError: %s (got 3, expected 4 or more)", text);
+        EP_REFUSED_AS(id, wait_for_failure(&session, 10.0), "{ncclEp%s (high throughput)}",
+                      kind == kCombine ? "Combine" : "Dispatch");
         check_refuses_work(&session, ncclInvalidUsage);
     } else {
         // Accepted, unless the failure is known here already.
@@ -167,41 +160,31 @@ static void too_small(const EpEnv* env, CallKind kind, ListName list, unsigned t
     if (!is_odd(env) && ep_num_nodes() > 1) {
         EP_CHECK_EQ_I64(wait_for_failure(&session, 10.0), ncclRemoteError);
     } else if (!is_odd(env) && hears_odd_rank(&session, kDispatch)) {
-        EP_LOST("running-rank-failed", wait_for_failure(&session, 10.0),
-                "ncclEpGetAsyncError: *: rank * failed: rank %d waited * ms for *", env->rank);
+        EP_REFUSED_AS("running-rank-failed", wait_for_failure(&session, 10.0), "{*}{*}{%d}", env->rank);
     }
     ep_barrier();
     recover_and_close(&session);
 }
 
 EP_TEST_HT(ht_outputs_too_small) {
-    too_small(
-        env, kDispatch, kOutputs, NCCL_EP_TENSOR_TAG_TOKENS, "running-ht-out-rows",
-        "ncclEpDispatch (high throughput): outputs[TOKENS].sizes[0]: must hold all tokens that this rank receives");
-    too_small(
-        env, kDispatch, kOutputs, NCCL_EP_TENSOR_TAG_TOPK_IDX, "running-ht-out-ids",
-        "ncclEpDispatch (high throughput): outputs[TOPK_IDX].sizes[0]: must hold all tokens that this rank receives");
-    too_small(
-        env, kForward, kOutputs, NCCL_EP_TENSOR_TAG_SCALES, "running-ht-out-scales",
-        "ncclEpDispatch (high throughput): outputs[SCALES].sizes[0]: must hold all tokens that this rank receives");
-    too_small(env, kCombine, kInputs, NCCL_EP_TENSOR_TAG_TOKENS, "running-ht-in-rows",
-              "ncclEpCombine (high throughput): inputs[TOKENS].sizes[0]: must hold all tokens that this rank receives");
+    too_small(env, kDispatch, kOutputs, NCCL_EP_TENSOR_TAG_TOKENS, "running-ht-out-rows");
+    too_small(env, kDispatch, kOutputs, NCCL_EP_TENSOR_TAG_TOPK_IDX, "running-ht-out-ids");
+    too_small(env, kForward, kOutputs, NCCL_EP_TENSOR_TAG_SCALES, "running-ht-out-scales");
+    too_small(env, kCombine, kInputs, NCCL_EP_TENSOR_TAG_TOKENS, "running-ht-in-rows");
 }
 
 // ---- One rank makes another call than the others -----------------------------------------------
 
-void check_all_notice(Session* session, CallKind kind, const char* id, const char* rule, const char* values) {
+void check_all_notice(Session* session, CallKind kind, const char* id, const char* values) {
     const EpEnv* env = session->env;
     char named[16] = "*";
     if (!is_odd(env)) snprintf(named, sizeof(named), "%d", odd_rank(env));
     const bool hears = hears_odd_rank(session, kind);
     const ncclResult_t state = hears ? wait_for_failure(session, 10.0) : ncclSuccess;
     if (state == ncclRemoteError) {
-        EP_LOST("running-rank-failed", wait_for_failure(session, 0.0),
-                "ncclEpGetAsyncError: *: rank * failed: rank %d waited * ms for *", env->rank);
+        EP_REFUSED_AS("running-rank-failed", wait_for_failure(session, 0.0), "{*}{*}{%d}", env->rank);
     } else if (hears) {
-        EP_MISUSED(id, wait_for_failure(session, 0.0),
-                   "ncclEpGetAsyncError: *: %s on every rank, but rank %s differs%s", rule, named, values);
+        EP_REFUSED_AS(id, wait_for_failure(session, 0.0), "{*}{%s}%s", named, values);
     }
     EP_CHECK(on_some_rank(state == ncclInvalidUsage));
     recover_and_close(session);
@@ -217,10 +200,10 @@ void check_other_call(const EpEnv* env, const OtherCall* call) {
     EP_CHECK_NCCL(make_call(&session, is_odd(env) ? call->odd_kind : call->kind, &tensors, 0));
     char values[128] = "";
     if (call->usual != NULL) {
-        snprintf(values, sizeof(values), " (got %s, expected %s)", is_odd(env) ? call->odd : call->usual,
+        snprintf(values, sizeof(values), "got %s, expected %s", is_odd(env) ? call->odd : call->usual,
                  is_odd(env) ? call->usual : call->odd);
     }
-    check_all_notice(&session, call->kind, call->id, call->rule, values);
+    check_all_notice(&session, call->kind, call->id, values);
 }
 
 static void shorten_rows(CallTensors* tensors) {
@@ -242,13 +225,12 @@ static void make_float16(CallTensors* tensors) {
 #define LL NCCL_EP_ALGO_LOW_LATENCY
 #define HT NCCL_EP_ALGO_HIGH_THROUGHPUT
 #define OTHER_ROWS(mode) \
-    {mode, kDispatch, kDispatch, shorten_rows, "running-row-bytes", "row bytes: must be the same", "32", "16"}
+    {mode, kDispatch, kDispatch, shorten_rows, "running-row-bytes", "32", "16"}
 #define OTHER_TYPE(mode, kind) \
-    {mode, kind, kind, make_float16, "running-data-type", "data type: must be the same", "bfloat16", "float16"}
+    {mode, kind, kind, make_float16, "running-data-type", "bfloat16", "float16"}
 
 static const OtherCall kLlCalls[] = {
-    {LL, kDispatch, kCombine, NULL, "running-operation", "operation: must be the same", "ncclEpDispatch (low latency)",
-     "ncclEpCombine (low latency)"},
+    {LL, kDispatch, kCombine, NULL, "running-operation", "ncclEpDispatch (low latency)", "ncclEpCombine (low latency)"},
     OTHER_ROWS(LL),
     OTHER_TYPE(LL, kDispatch),
     OTHER_TYPE(LL, kCombine),
@@ -260,9 +242,8 @@ static const OtherCall kHtCalls[] = {
     OTHER_TYPE(HT, kTokensOnly),
     OTHER_TYPE(HT, kCombine),
     OTHER_TYPE(HT, kBackward),
-    {HT, kDispatch, kTokensOnly, NULL, "running-ht-forward", "inputs[TOPK_IDX]: must be forward, or tokens only,", NULL,
-     NULL},
-    {HT, kBackward, kCombine, NULL, "running-ht-columns", "inputs[TOPK_WEIGHTS]: must have the same columns", "2", "0"},
+    {HT, kDispatch, kTokensOnly, NULL, "running-ht-forward", NULL, NULL},
+    {HT, kBackward, kCombine, NULL, "running-ht-columns", "2", "0"},
 };
 
 static void other_top_k(const EpEnv* env) {
@@ -272,8 +253,8 @@ static void other_top_k(const EpEnv* env) {
         EP_CHECK_NCCL(ep_handle_create(&session.handle, session.group, session.ids, kTokens, kTopK - 1, env->stream));
     }
     EP_CHECK_NCCL(make_valid_call(&session, kDispatch, 0));
-    check_all_notice(&session, kDispatch, "running-ll-columns", "topk_idx.sizes[1]: must be the same",
-                     is_odd(env) ? " (got 1, expected 2)" : " (got 2, expected 1)");
+    check_all_notice(&session, kDispatch, "running-ll-columns",
+                     is_odd(env) ? "got 1, expected 2" : "got 2, expected 1");
 }
 
 // Each rank has two handles of the same ids, and one rank uses the other handle.
@@ -286,7 +267,7 @@ static void other_handle(const EpEnv* env) {
     ep_barrier();
     EP_CHECK_NCCL(make_valid_call(&session, kDispatch, 0));
     session.handle = second;
-    check_all_notice(&session, kDispatch, "running-ht-other-handle", "handle: must be the same", "");
+    check_all_notice(&session, kDispatch, "running-ht-other-handle", "");
     EP_CHECK_NCCL(ncclEpHandleDestroy(first));
 }
 
@@ -299,7 +280,7 @@ static void staged_on_some_ranks(const EpEnv* env, CallKind kind, bool odd_stage
     ep_barrier();
     EP_CHECK_NCCL(make_valid_call(&session, kind, stages));
     if (stages) (void)ncclEpComplete(session.handle, NULL, env->stream);
-    check_all_notice(&session, kind, "running-ll-send-only", "send_only: must be the same", "");
+    check_all_notice(&session, kind, "running-ll-send-only", "");
 }
 
 EP_TEST(ll_different_calls_on_one_rank) {

@@ -1,93 +1,51 @@
 // Refusals of dispatches with scales, forwarded or made by a cast, in both modes; what is not refused;
 // and ranks whose scales differ.
 #include "harness/nodes.h"
-#include "suites/errors/calls.h"
-
-#define UNPITCHED(id, list, got, expected) \
-    BROKEN(id, list, SCALES, kStride0, 2,                                                      \
-           TENSOR(list, SCALES) ".strides: must be dense, or row-major or column-major with a " \
-                                "pitch (got " got ", expected pitches for " expected " scales)")
-#define TOO_LONG(id)                                                                     \
-    BROKEN(id, kInputs, TOKENS, kSize1, kTokenBytes,                                     \
-           "inputs[TOKENS].sizes[1]: a row with its scales must not exceed the group's " \
-           "token_size_bytes (got 80 bytes, expected at most 64 bytes)")
-#define UNSENT(id)                                                                               \
-    BROKEN(id, kInputs, SCALES, kRemove, 0,                                                      \
-           "inputs[SCALES]: is required: tokens of this type are not cast (got uint8, expected " \
-           "bfloat16, float16 or float32)")
-#define NOT_RECEIVED(id) \
-    BROKEN(id, kOutputs, SCALES, kRemove, 0, "outputs[SCALES]: is required: scales that are sent must be received")
+#include "suites/errors/errors.h"
 
 // ---- Scales that are forwarded -----------------------------------------------------------------
 
 static const BrokenCall kLlForward[] = {
-    NOT_RECEIVED("dispatch-ll-out-scales"),
-    UNSENT("dispatch-ll-in-scales"),
-    TOO_LONG("dispatch-ll-in-row-scales"),
-    NDIM("dispatch-ll-in-scales-ndim", kInputs, SCALES, 3, 2),
-    UNKNOWN_TYPE("dispatch-ll-in-scales-datatype", kInputs, SCALES),
-    OTHER_TYPE("dispatch-ll-in-scales-width", kInputs, SCALES, ncclInt64, "a scale has 1, 2 or 4 bytes", "int64",
-               "a type of 1, 2 or 4 bytes"),
-    SIZE("dispatch-ll-in-scales-rows", kInputs, SCALES, 0, 3, "must be the handle's number of tokens", "4"),
-    UNPITCHED("dispatch-ll-in-scales-strides", kInputs, "[2, 1]", "4 rows of 3"),
-    DATA("dispatch-ll-in-scales-data", "dispatch-ll-in-scales-align", kInputs, SCALES, 4),
-    NDIM("dispatch-ll-out-scales-ndim", kOutputs, SCALES, 2, 3),
-    UNKNOWN_TYPE("dispatch-ll-out-scales-datatype", kOutputs, SCALES),
-    OTHER_TYPE("dispatch-ll-out-scales-type", kOutputs, SCALES, ncclInt32, "must be the type of inputs[SCALES]",
-               "int32", "float32"),
-    SIZE("dispatch-ll-out-scales-experts", kOutputs, SCALES, 0, 3, "must be the experts of outputs[TOKENS]", "2"),
-    SIZE("dispatch-ll-out-scales-rows", kOutputs, SCALES, 1, 1, "must be the rows of outputs[TOKENS]", "*"),
-    SIZE("dispatch-ll-out-scales-columns", kOutputs, SCALES, 2, 2, "must be the columns of inputs[SCALES]", "3"),
-    UNPITCHED("dispatch-ll-out-scales-strides", kOutputs, "[2, 1, 1]", "* rows of 3"),
-    DATA("dispatch-ll-out-scales-data", "dispatch-ll-out-scales-align", kOutputs, SCALES, 4),
+    {"dispatch-ll-out-scales"}, {"dispatch-ll-in-scales"},
+    {"dispatch-ll-in-row-scales", NULL, "inputs[TOKENS].sizes[1]: (got 64"}, {"dispatch-ll-in-scales-ndim"},
+    {"dispatch-ll-in-scales-datatype"}, {"dispatch-ll-in-scales-width"}, {"dispatch-ll-in-scales-rows"},
+    {"dispatch-ll-in-scales-strides"},
+    {"dispatch-ll-in-scales-data"}, {"dispatch-ll-in-scales-align"}, {"dispatch-ll-out-scales-ndim"},
+    {"dispatch-ll-out-scales-datatype"}, {"dispatch-ll-out-scales-type"}, {"dispatch-ll-out-scales-experts"},
+    {"dispatch-ll-out-scales-rows", "got 1, expected *"}, {"dispatch-ll-out-scales-columns"},
+    {"dispatch-ll-out-scales-strides", "got [2, 1, 1], expected pitches for * rows of 3 scales"},
+    {"dispatch-ll-out-scales-data"}, {"dispatch-ll-out-scales-align"},
 };
 
 static const BrokenCall kHtForward[] = {
-    NOT_RECEIVED("dispatch-ht-out-scales"),
-    UNSENT("dispatch-ht-in-scales"),
-    TOO_LONG("dispatch-ht-in-row-scales"),
-    NDIM("dispatch-ht-in-scales-ndim", kInputs, SCALES, 3, 2),
-    UNKNOWN_TYPE("dispatch-ht-in-scales-datatype", kInputs, SCALES),
-    OTHER_TYPE("dispatch-ht-in-scales-width", kInputs, SCALES, ncclInt64, "a scale has 1, 2 or 4 bytes", "int64",
-               "a type of 1, 2 or 4 bytes"),
-    SIZE("dispatch-ht-in-scales-rows", kInputs, SCALES, 0, 3, "must be the handle's number of tokens", "4"),
-    UNPITCHED("dispatch-ht-in-scales-strides", kInputs, "[2, 1]", "4 rows of 3"),
-    DATA("dispatch-ht-in-scales-data", "dispatch-ht-in-scales-align", kInputs, SCALES, 4),
-    NDIM("dispatch-ht-out-scales-ndim", kOutputs, SCALES, 3, 2),
-    UNKNOWN_TYPE("dispatch-ht-out-scales-datatype", kOutputs, SCALES),
-    OTHER_TYPE("dispatch-ht-out-scales-type", kOutputs, SCALES, ncclInt32, "must be the type of inputs[SCALES]",
-               "int32", "float32"),
-    SIZE("dispatch-ht-out-scales-rows", kOutputs, SCALES, 0, 1, "must be the rows of outputs[TOKENS]", "*"),
-    SIZE("dispatch-ht-out-scales-columns", kOutputs, SCALES, 1, 2, "must be the columns of inputs[SCALES]", "3"),
-    UNPITCHED("dispatch-ht-out-scales-strides", kOutputs, "[2, 1]", "* rows of 3"),
-    DATA("dispatch-ht-out-scales-data", "dispatch-ht-out-scales-align", kOutputs, SCALES, 4),
+    {"dispatch-ht-out-scales"}, {"dispatch-ht-in-scales"},
+    {"dispatch-ht-in-row-scales", NULL, "inputs[TOKENS].sizes[1]: (got 64"}, {"dispatch-ht-in-scales-ndim"},
+    {"dispatch-ht-in-scales-datatype"}, {"dispatch-ht-in-scales-width"}, {"dispatch-ht-in-scales-rows"},
+    {"dispatch-ht-in-scales-strides"},
+    {"dispatch-ht-in-scales-data"}, {"dispatch-ht-in-scales-align"}, {"dispatch-ht-out-scales-ndim"},
+    {"dispatch-ht-out-scales-datatype"}, {"dispatch-ht-out-scales-type"},
+    {"dispatch-ht-out-scales-rows", "got 1, expected *"}, {"dispatch-ht-out-scales-columns"},
+    {"dispatch-ht-out-scales-strides", "got [2, 1], expected pitches for * rows of 3 scales"},
+    {"dispatch-ht-out-scales-data"}, {"dispatch-ht-out-scales-align"},
 };
 
 // ---- Casts -------------------------------------------------------------------------------------
 
 static const BrokenCall kLlCast[] = {
-    OTHER_TYPE("dispatch-ll-cast-datatype", kOutputs, TOKENS, 11,
-               "a cast gives float8e4m3; declare that, uint8 or int8", "float8e5m2", "float8e4m3"),
-    OTHER_TYPE("dispatch-ll-cast-scales-datatype", kOutputs, SCALES, ncclFloat16,
-               "must be float32, uint8 or int32 for a cast", "float16", "float32, uint8, int32 or uint32"),
-    SIZE("dispatch-ll-cast-scales-columns", kOutputs, SCALES, 2, 2, "must be one scale for 128 or 32 elements", "1"),
+    {"dispatch-ll-cast-datatype"}, {"dispatch-ll-cast-scales-datatype"},
+    {"dispatch-ll-cast-scales-columns", "got 2, expected 1"},
 };
 
 static const BrokenCall kHtCast[] = {
-    MISSING("dispatch-ht-cast-required", kOutputs, TOKENS),
-    OTHER_TYPE("dispatch-ht-cast-datatype", kOutputs, TOKENS, 11,
-               "a cast gives float8e4m3; declare that, uint8 or int8", "float8e5m2", "float8e4m3"),
-    OTHER_TYPE("dispatch-ht-cast-scales-datatype", kOutputs, SCALES, ncclFloat16,
-               "must be float32, uint8 or int32 for a cast", "float16", "float32, uint8, int32 or uint32"),
-    SIZE("dispatch-ht-cast-scales-columns", kOutputs, SCALES, 1, 2, "must be one scale for 128 or 32 elements", "1"),
+    {"dispatch-ht-cast-required"}, {"dispatch-ht-cast-datatype"}, {"dispatch-ht-cast-scales-datatype"},
+    {"dispatch-ht-cast-scales-columns", "got 2, expected 1"},
 };
 
 static void check_rounding(const Session* session, const char* id) {
     CallTensors tensors;
     valid_tensors(session, kForward, &tensors);
     tensors.round_scales = 1;
-    EP_REFUSED(id, make_call(session, kForward, &tensors, 0), ncclInvalidArgument,
-               "ncclEpDispatch: config.round_scales: scales that are forwarded cannot be rounded (got 1, expected 0)");
+    EP_REFUSED(id, make_call(session, kForward, &tensors, 0));
 }
 
 // A call with scales, or with rows that nothing sums, passes.
@@ -160,8 +118,8 @@ static void scales_of_long_rows(const EpEnv* env) {
     }
     ep_barrier();
     EP_CHECK_NCCL(make_call(&session, kForward, &tensors, 0));
-    check_all_notice(&session, kForward, "running-scale-bytes", "row bytes: must be the same",
-                     is_odd(env) ? " (got 1984 + 12, expected 32 + 12)" : " (got 32 + 12, expected 1984 + 12)");
+    check_all_notice(&session, kForward, "running-scale-bytes",
+                     is_odd(env) ? "got 1984 + 12, expected 32 + 12" : "got 32 + 12, expected 1984 + 12");
     ep_device_free(sent);
     ep_device_free(received);
 }
@@ -171,9 +129,9 @@ static void scales_that_differ(const EpEnv* env, ncclEpAlgorithm_t algorithm) {
     // Between GPUs of several nodes messages have another size then, of which NCCL promises nothing: there
     // *_different_calls_over_nodes want some error, here the text is checked.
     const OtherCall calls[] = {{algorithm, kForward, kForward, remove_scales, "running-scale-bytes",
-                                "row bytes: must be the same", "32 + 12", "32 + 0"},
+                                "32 + 12", "32 + 0"},
                                {algorithm, kForward, kForward, change_scales, "running-scale-type",
-                                "data type of scales: must be the same", "float32", "int32"}};
+                                "float32", "int32"}};
     if (ep_on_host_backend() || ep_num_nodes() == 1) check_other_call(env, &calls[0]);
     check_other_call(env, &calls[1]);
 }

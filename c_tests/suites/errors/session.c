@@ -1,33 +1,9 @@
 // The session of test_errors: a small group with all buffers. Every token goes to two experts of
 // one rank, so in both modes a round trip returns the tokens unchanged.
 #define _GNU_SOURCE  // setenv
-#include <stdarg.h>
-
 #include "suites/errors/errors.h"
 
 static int g_skipped;
-
-bool fits(const char* text, const char* pattern) {
-    if (*pattern == '*') return fits(text, pattern + 1) || (*text != '\0' && fits(text + 1, pattern));
-    if (*pattern == '\0' || *text == '\0') return *pattern == *text;
-    return *pattern == *text && fits(text + 1, pattern + 1);
-}
-
-void forget_last_error(void) { (void)ncclEpGetVersion(NULL); }
-
-bool check_refused(EpSite site, ncclResult_t actual, ncclResult_t expected, const char* format, ...) {
-    char pattern[1024];
-    va_list values;
-    va_start(values, format);
-    vsnprintf(pattern, sizeof(pattern), format, values);
-    va_end(values);
-    const bool code = ep_check_result(site, actual, expected);
-    const bool text = fits(ep_last_error(), pattern);
-    if (!text) fprintf(stderr, "got:      %s\nexpected: %s\n", ep_last_error(), pattern);
-    // The library must not set the program's own last error.
-    const bool cuda = ep_check_cuda(site, cudaGetLastError());
-    return ep_check(site, text) && code && cuda;
-}
 
 bool enough_ranks(const EpEnv* env, int ranks, const char* ids) {
     if (env->size >= ranks) return true;

@@ -1,9 +1,6 @@
 // Refusals of ncclEpTensorCreate and ncclEpTensorDestroy, including failures of the caller's own allocation functions.
 #include "suites/errors/errors.h"
 
-#define CREATE "ncclEpTensorCreate: "
-#define DESTROY "ncclEpTensorDestroy: "
-
 // Creates a tensor of `ndim` dimensions of `size`; the creation must fail.
 static ncclResult_t create(ncclEpGroup_t group, unsigned ndim, unsigned datatype, unsigned size) {
     ncclNDTensor_t tensor;
@@ -25,24 +22,15 @@ static void check_tensor_works(ncclEpGroup_t group) {
 LL_SESSION_TEST(tensor_arguments) {
     const ncclEpGroup_t group = session->group;
     EP_REFUSED("tensor-create-out",
-               ncclEpTensorCreate(group, NULL, 1, ncclInt8, NCCL_EP_TENSOR_TAG_NONE, 1, 1, 1, 1, 1),
-               ncclInvalidArgument, CREATE "tensor: must not be NULL");
-    EP_REFUSED("tensor-create-ndim", create(group, 0, ncclInt8, 1), ncclInvalidArgument,
-               CREATE "ndim: must be a supported number of dimensions (got 0, expected 1 to 5)");
-    EP_REFUSED("tensor-create-ndim", create(group, 6, ncclInt8, 1), ncclInvalidArgument,
-               CREATE "ndim: must be a supported number of dimensions (got 6, expected 1 to 5)");
-    EP_REFUSED("tensor-create-datatype", create(group, 1, 12, 1), ncclInvalidArgument,
-               CREATE "datatype: must be an NCCL element type (got 12, expected 0 to 11)");
+               ncclEpTensorCreate(group, NULL, 1, ncclInt8, NCCL_EP_TENSOR_TAG_NONE, 1, 1, 1, 1, 1));
+    EP_REFUSED("tensor-create-ndim", create(group, 0, ncclInt8, 1));
+    EP_REFUSED_AS("tensor-create-ndim", create(group, 6, ncclInt8, 1), "got 6, expected 1 to 5");
+    EP_REFUSED("tensor-create-datatype", create(group, 1, 12, 1));
     // 2^63 bytes, then 2^160: the product must not wrap.
-    EP_REFUSED("tensor-create-bytes", create(group, 3, ncclInt8, 1U << 21), ncclInvalidArgument,
-               CREATE
-               "size0 to size4: must describe fewer bytes than the address space has (got [2097152, 2097152, 2097152], "
-               "expected less than 2^63 bytes)");
-    EP_REFUSED("tensor-create-bytes", create(group, 5, ncclInt8, 0xffffffffU), ncclInvalidArgument,
-               CREATE
-               "size0 to size4: must describe fewer bytes than the address space has (got [4294967295, 4294967295, "
-               "4294967295, 4294967295, 4294967295], expected less than 2^63 bytes)");
-    EP_REFUSED("tensor-create-memory", create(group, 3, ncclInt8, 1U << 20), ncclUnhandledCudaError, CREATE "*: CUDA*");
+    EP_REFUSED("tensor-create-bytes", create(group, 3, ncclInt8, 1U << 21));
+    EP_REFUSED_AS("tensor-create-bytes", create(group, 5, ncclInt8, 0xffffffffU),
+                  "got [4294967295, 4294967295, 4294967295, 4294967295, 4294967295], expected less than 2^63 bytes");
+    EP_TEXT("tensor-create-memory", create(group, 3, ncclInt8, 1U << 20), "ncclEpTensorCreate: *: CUDA*");
     check_tensor_works(group);
 
     // The device never allocated this memory; the descriptor is emptied all the same.
@@ -50,8 +38,7 @@ LL_SESSION_TEST(tensor_arguments) {
     ep_view_1d(&foreign, (char*)session->tokens + 16, ncclInt8, NCCL_EP_TENSOR_TAG_NONE, 1);
     foreign.tensor.sizes = NULL;
     foreign.tensor.strides = NULL;
-    EP_REFUSED("tensor-destroy-memory", ncclEpTensorDestroy(group, &foreign.tensor), ncclUnhandledCudaError,
-               DESTROY "*: CUDA*");
+    EP_TEXT("tensor-destroy-memory", ncclEpTensorDestroy(group, &foreign.tensor), "ncclEpTensorDestroy: *: CUDA*");
     EP_CHECK(foreign.tensor.data == NULL);
 }
 
@@ -90,18 +77,15 @@ EP_TEST(tensor_callbacks_that_fail) {
     g_mood = kWell;
     EP_REQUIRE_NCCL(ncclEpCreateGroup(&group, env->comm, &config, env->stream, moody_alloc, moody_free));
     g_mood = kFails;
-    EP_REFUSED("tensor-create-alloc-fails", create(group, 1, ncclInt8, 1), ncclSystemError,
-               CREATE "alloc_fn: failed with CUDA error 2");
+    EP_REFUSED_AS("tensor-create-alloc-fails", create(group, 1, ncclInt8, 1), "{2}");
     g_mood = kGivesNull;
-    EP_REFUSED("tensor-create-alloc-null", create(group, 1, ncclInt8, 1), ncclSystemError,
-               CREATE "alloc_fn: gave NULL and reported success");
+    EP_REFUSED("tensor-create-alloc-null", create(group, 1, ncclInt8, 1));
     g_mood = kWell;
     check_tensor_works(group);
 
     ncclNDTensor_t tensor = ep_tensor_1d(group, ncclInt8, NCCL_EP_TENSOR_TAG_NONE, 16);
     g_mood = kFails;
-    EP_REFUSED("tensor-destroy-free-fails", ncclEpTensorDestroy(group, &tensor), ncclSystemError,
-               DESTROY "free_fn: failed with CUDA error 1");
+    EP_REFUSED_AS("tensor-destroy-free-fails", ncclEpTensorDestroy(group, &tensor), "{1}");
     EP_CHECK(tensor.data == NULL && tensor.sizes == NULL && tensor.strides == NULL);
     // A second call has nothing left to free, so it cannot fail.
     EP_CHECK_NCCL(ncclEpTensorDestroy(group, &tensor));

@@ -6,19 +6,18 @@ namespace test_fuzz {
 // or of 0 in HT. Ranks that have different numbers of tokens might disagree about strides.
 void Player::AddScales(Dice& dice, const Handle& handle, const Row& row, unsigned experts, unsigned rows,
                        Lists* lists) const {
-    if (row.scales == Scales::kNone) return;
+    const RefFormat& format = row.format;
+    if (format.meaning == kRefOpaque) return;
+    const unsigned type = row.scale_type, count = format.num_scales;
     const size_t room = memory_.slot_bytes();
-    const Strides in = AnyStrides(dice, row, 1, handle.tokens, handle.even, room);
-    const Strides out = AnyStrides(dice, row, experts > 0 ? experts : 1, rows, true, room);
-    if (row.scales == Scales::kForwarded) {
-        lists->in.AddScales(row.scale_type, memory_.At(kScalesIn), Rows::kExact, {handle.tokens, row.num_scales}, in);
+    const Strides in = AnyStrides(dice, row, format.in_order, {1, handle.tokens}, handle.even, room);
+    const Strides out = AnyStrides(dice, row, format.out_order, {experts > 0 ? experts : 1, rows}, true, room);
+    if (format.meaning == kRefForward) {
+        lists->in.AddScales(type, memory_.At(kScalesIn), Rows::kExact, {handle.tokens, count}, in);
     }
-    if (experts > 0) {
-        lists->out.AddScales(row.scale_type, memory_.At(kReceivedScales), Rows::kExact, {experts, rows, row.num_scales},
-                             out);
-    } else {
-        lists->out.AddScales(row.scale_type, memory_.At(kReceivedScales), Rows::kAtLeast, {rows, row.num_scales}, out);
-    }
+    void* const received = memory_.At(kReceivedScales);
+    if (experts > 0) lists->out.AddScales(type, received, Rows::kExact, {experts, rows, count}, out);
+    else lists->out.AddScales(type, received, Rows::kAtLeast, {rows, count}, out);
     lists->are_final = row.is_wild;
 }
 
@@ -26,15 +25,15 @@ void Player::AddLlLists(Dice& dice, const Handle& handle, const Row& row, bool d
     const unsigned experts = handle.group.local_experts;
     const unsigned slots = static_cast<unsigned>(seat_.size) * handle.group.max_tokens;
     if (dispatch) {
-        lists->in.Add(Tokens(row.datatype), memory_.At(kTokensIn), Rows::kExact, {handle.tokens, row.hidden});
-        lists->out.Add(Tokens(row.received), memory_.At(kReceived), Rows::kExact, {experts, slots, row.hidden});
+        lists->in.Add(Tokens(row.format.from), memory_.At(kTokensIn), Rows::kExact, {handle.tokens, row.format.hidden});
+        lists->out.Add(Tokens(row.format.to), memory_.At(kReceived), Rows::kExact, {experts, slots, row.format.hidden});
         AddScales(dice, handle, row, experts, slots, lists);
         if (dice.OneIn(4)) return;
         lists->local.Add(kCounts, memory_.At(kCounter), Rows::kExact, {experts});
         return;
     }
-    lists->in.Add(Tokens(row.datatype), memory_.At(kResultsIn), Rows::kExact, {experts, slots, row.hidden});
-    lists->out.Add(Tokens(row.datatype), memory_.At(kCombined), Rows::kExact, {handle.tokens, row.hidden});
+    lists->in.Add(Tokens(row.format.from), memory_.At(kResultsIn), Rows::kExact, {experts, slots, row.format.hidden});
+    lists->out.Add(Tokens(row.format.from), memory_.At(kCombined), Rows::kExact, {handle.tokens, row.format.hidden});
     List& weights = dice.OneIn(4) ? lists->in : lists->local;
     weights.Add(kWeights, memory_.At(kWeightsIn), Rows::kExact, {handle.tokens, handle.top_k});
 }
@@ -45,8 +44,8 @@ void Player::AddHtLists(Dice& dice, const Handle& handle, const Row& row, bool d
     const unsigned rows = static_cast<unsigned>(seat_.size) * most + dice.Below(2);
     const bool routing = dice.OneIn(2);
     if (dispatch) {
-        lists->in.Add(Tokens(row.datatype), memory_.At(kTokensIn), Rows::kExact, {handle.tokens, row.hidden});
-        lists->out.Add(Tokens(row.received), memory_.At(kReceived), Rows::kAtLeast, {rows, row.hidden});
+        lists->in.Add(Tokens(row.format.from), memory_.At(kTokensIn), Rows::kExact, {handle.tokens, row.format.hidden});
+        lists->out.Add(Tokens(row.format.to), memory_.At(kReceived), Rows::kAtLeast, {rows, row.format.hidden});
         AddScales(dice, handle, row, 0, rows, lists);
         if (dice.OneIn(2)) {
             lists->local.Add(kCounts, memory_.At(kCounter), Rows::kAtLeast, {handle.group.local_experts});
@@ -58,8 +57,8 @@ void Player::AddHtLists(Dice& dice, const Handle& handle, const Row& row, bool d
         lists->out.Add(kWeights, memory_.At(kReceivedWeights), Rows::kAtLeast, {rows, handle.top_k});
         return;
     }
-    lists->in.Add(Tokens(row.datatype), memory_.At(kResultsIn), Rows::kAtLeast, {rows, row.hidden});
-    lists->out.Add(Tokens(row.datatype), memory_.At(kCombined), Rows::kExact, {handle.tokens, row.hidden});
+    lists->in.Add(Tokens(row.format.from), memory_.At(kResultsIn), Rows::kAtLeast, {rows, row.format.hidden});
+    lists->out.Add(Tokens(row.format.from), memory_.At(kCombined), Rows::kExact, {handle.tokens, row.format.hidden});
     if (!routing) return;
     const unsigned columns = dice.OneIn(2) ? handle.top_k : dice.Between(1, kMostTopK);
     lists->in.Add(kWeights, memory_.At(kGradientsIn), Rows::kAtLeast, {rows, columns});
@@ -87,7 +86,7 @@ std::string Player::DrawLists(Draw& draw, const Handle& handle, bool dispatch, L
         AddHtLists(draw.how, handle, row, dispatch, lists);
     }
     std::string text = low_latency ? "LL" : "HT";
-    text += row.scales == Scales::kCast ? ", cast" : scaled ? ", scales" : "";
+    text += row.format.meaning == kRefCast ? ", cast" : scaled ? ", scales" : "";
     if (draw.valid || other_mode || lists->are_final || !draw.how.OneIn(3)) return text;
     for (unsigned changes = draw.how.Between(1, 2); changes > 0; --changes) {
         text += ", " + lists->Change(draw.how, handle.any_empty);

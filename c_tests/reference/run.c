@@ -11,19 +11,20 @@ void ref_prepare_dispatch(RefRun* run) {
     for (size_t i = 0; i < COUNT(outputs); ++i) ref_buffer_poison(outputs[i]);
 }
 
+// Without an extent of columns if there are 0.
 static void add(RefList* list, void* data, ncclDataType_t datatype, ncclEpTensorTag_t tag, RefLayout layout,
                 unsigned columns) {
     unsigned sizes[3];
     const unsigned dims = ref_layout_sizes(layout, columns, sizes);
-    ref_list_add(list, data, datatype, tag, dims, sizes);
+    ref_list_add(list, data, datatype, tag, columns > 0 ? dims : dims - 1, sizes);
 }
 
 static void add_ids(RefList* list, const RefRun* run, const RefBuffer* ids, RefLayout layout) {
     add(list, ref_buffer_data(ids), ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, layout, run->shape.top_k);
 }
 
-static void add_weights(RefList* list, const RefRun* run, const RefBuffer* weights, RefLayout layout) {
-    add(list, ref_buffer_data(weights), ncclFloat32, NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, layout, run->shape.top_k);
+static void add_weights(RefList* list, const RefBuffer* weights, RefLayout layout, unsigned columns) {
+    add(list, ref_buffer_data(weights), ncclFloat32, NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, layout, columns);
 }
 
 static void add_dispatched(RefRun* run, RefPass pass, RefLists* lists) {
@@ -42,11 +43,12 @@ static void add_dispatched(RefRun* run, RefPass pass, RefLists* lists) {
     if (format->meaning != kRefOpaque) {
         ref_list_add_scales(&lists->outputs, &run->scales_out, format, format->out_order, out);
     }
-    if (run->ht && !pass.cached) add_ids(&lists->inputs, run, &run->ids, in);
+    const bool by_expert = run->alignment > 0;
+    if (run->ht && !pass.cached && !by_expert) add_ids(&lists->inputs, run, &run->ids, in);
     if (run->ht ? !pass.cached : run->by_rank) {
-        add_weights(&lists->inputs, run, &run->weights, in);
-        if (!pass.no_routing) add_ids(&lists->outputs, run, &run->ids_out, out);
-        if (!pass.no_routing) add_weights(&lists->outputs, run, &run->weights_out, out);
+        add_weights(&lists->inputs, &run->weights, in, run->shape.top_k);
+        if (!pass.no_routing && !by_expert) add_ids(&lists->outputs, run, &run->ids_out, out);
+        if (!pass.no_routing) add_weights(&lists->outputs, &run->weights_out, out, by_expert ? 0 : run->shape.top_k);
     }
     if (run->ht ? pass.counter : !run->without_counter) {
         ref_list_add(&lists->locals, ref_buffer_data(&run->counter), ncclInt32,
@@ -151,6 +153,26 @@ static void expect_ht(const Expected* expected) {
     if (run->pass.counter) ref_ht_counts(run->sent, rank_of(run), expected->counts);
 }
 
+// A zone's slots without a row have zeros, slots of no zone are as before.
+static void expect_zones(const Expected* expected) {
+    const RefRun* run = expected->run;
+    const RefZones* zones = &run->zones[rank_of(run)];
+    const RefLayout layout = ref_run_layout(run, false);
+    for (size_t slot = 0; slot < run->received; ++slot) {
+        ref_format_clear(&run->format, layout, slot, expected->tokens, expected->scales);
+    }
+    for (unsigned source = 0; source < run->sent->num_ranks; ++source) {
+        for (size_t entry = 0; entry < (size_t)run->sent->num_tokens[source] * run->local_experts; ++entry) {
+            const size_t slot = zones->slots[zones->first_of[source] * run->local_experts + entry];
+            if (slot == kRefNoSlot) continue;
+            ref_format_place(&run->format, run->tokens_seed, ref_row_of(source, entry / run->local_experts), layout,
+                             slot, expected->tokens, expected->scales);
+        }
+    }
+    if (!run->pass.cached) ref_zones_weights(zones, run->num_rows, expected->weights);
+    ref_ht_counts(run->sent, rank_of(run), expected->counts);
+}
+
 // What nothing is said of: the rows of a view that hold nothing have any content.
 static void* unchanged_rows(RefRun* run) {
     void* rows = ref_host_poison(run->tokens_out.bytes);
@@ -169,7 +191,10 @@ bool ref_check_dispatch(RefRun* run) {
     EP_SCOPED int64_t* ids = ref_host_poison(run->ids_out.bytes);
     EP_SCOPED float* weights = ref_host_poison(run->weights_out.bytes);
     const Expected expected = {run, tokens, run->format.meaning == kRefOpaque ? NULL : scales, counts, ids, weights};
-    (run->ht ? expect_ht : run->sent_by_rank ? expect_by_rank : expect_by_expert)(&expected);
+    (run->zones != NULL  ? expect_zones
+     : run->ht           ? expect_ht
+     : run->sent_by_rank ? expect_by_rank
+                         : expect_by_expert)(&expected);
     bool match = REF_CHECK_BUFFER(&run->tokens_out, tokens);
     match = REF_CHECK_BUFFER(&run->scales_out, scales) && match;
     match = REF_CHECK_BUFFER(&run->counter, counts) && match;
@@ -179,7 +204,8 @@ bool ref_check_dispatch(RefRun* run) {
 
 static void prepare_gradients(const RefRun* run) {
     EP_SCOPED float* gradients = ref_host_poison(run->gradients_in.bytes);
-    for (size_t i = 0; i < (size_t)run->received * run->columns; ++i) {
+    const size_t columns = run->alignment > 0 ? 1 : run->columns;
+    for (size_t i = 0; i < run->received * columns; ++i) {
         gradients[i] = ref_weight(run->seed, rank_of(run), i);
     }
     ref_buffer_upload(&run->gradients_in, gradients);
@@ -234,12 +260,11 @@ ncclResult_t ref_launch_combine(RefRun* run, RefPass pass, cudaStream_t stream) 
         ref_list_add_rows(&lists.inputs, &run->results_in, shape->datatype, shape->hidden, rows);
     }
     ref_list_add_rows(&lists.outputs, &run->combined, shape->datatype, shape->hidden, tokens);
-    if (!run->ht && !run->sent_by_rank) add_weights(&lists.locals, run, &run->weights, tokens);
+    if (!run->ht && !run->sent_by_rank) add_weights(&lists.locals, &run->weights, tokens, shape->top_k);
     run->backward = run->ht && pass.backward;
     if (run->backward) {
-        const ncclEpTensorTag_t tag = NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS;
-        add(&lists.inputs, ref_buffer_data(&run->gradients_in), ncclFloat32, tag, rows, run->columns);
-        add(&lists.outputs, ref_buffer_data(&run->gradients_out), ncclFloat32, tag, tokens, run->columns);
+        add_weights(&lists.inputs, &run->gradients_in, rows, run->alignment > 0 ? 0 : run->columns);
+        add_weights(&lists.outputs, &run->gradients_out, tokens, run->columns);
     }
     ref_lists_dress(&lists, run->variation++);
     const bool send_only = run->ht ? run->variation % 2 != 0 : pass.send_only;
@@ -250,7 +275,9 @@ bool ref_check_combine(RefRun* run) {
     ep_sync(run->env);
     EP_SCOPED void* combined = ref_host_poison(run->combined.bytes);
     const unsigned rank = rank_of(run);
-    if (run->ht) {
+    if (run->zones != NULL) {
+        ref_zones_combine(run->zones, rank, &run->results, combined);
+    } else if (run->ht) {
         ref_ht_combine(run->sent, rank, &run->results, combined);
     } else if (run->sent_by_rank) {
         ref_rank_combine(run->sent, rank, ref_run_layout(run, true), &run->results, combined);
@@ -260,7 +287,9 @@ bool ref_check_combine(RefRun* run) {
     const bool match = REF_CHECK_BUFFER(&run->combined, combined);
     if (!run->ht) return match;
     EP_SCOPED float* gradients = ref_host_poison(run->gradients_out.bytes);
-    if (run->backward) ref_ht_gradients(run->sent, rank, run->columns, run->results.seed, gradients);
+    const uint64_t seed = run->results.seed;
+    if (run->backward && run->zones != NULL) ref_zones_gradients(run->zones, rank, seed, gradients);
+    else if (run->backward) ref_ht_gradients(run->sent, rank, run->columns, seed, gradients);
     return REF_CHECK_BUFFER(&run->gradients_out, gradients) && match;
 }
 

@@ -8,6 +8,7 @@
 #include "reference/ht.h"
 #include "reference/ll.h"
 #include "reference/rank_major.h"
+#include "reference/zones.h"
 
 __BEGIN_DECLS
 
@@ -27,14 +28,19 @@ typedef struct {
     HtRows rows;
     HtCounter counter;
     uint64_t seed;
+    unsigned alignment;  // high throughput, unless 0: rows lie by expert, and updates route
 } RefOpening;
 static inline RefOpening ref_ht_as(HtRows rows, HtCounter counter, uint64_t seed) {
-    const RefOpening opening = {true, rows, counter, seed};
+    const RefOpening opening = {true, rows, counter, seed, 0};
+    return opening;
+}
+static inline RefOpening ref_ht_by_expert(unsigned alignment, uint64_t seed) {
+    const RefOpening opening = {true, kHtRowsAsTold, kHtNoCounter, seed, alignment};
     return opening;
 }
 static inline RefOpening ref_ht(uint64_t seed) { return ref_ht_as(kHtRowsAsTold, kHtNoCounter, seed); }
 static inline RefOpening ref_ll(uint64_t seed) {
-    const RefOpening opening = {false, kHtRowsAsTold, kHtNoCounter, seed};
+    const RefOpening opening = {false, kHtRowsAsTold, kHtNoCounter, seed, 0};
     return opening;
 }
 
@@ -64,7 +70,7 @@ typedef struct {
     ncclEpGroup_t own_group;  // that, if it ends with the run; NULL if it is the caller's
     ncclEpHandle_t handle;
     RefRouting* now;       // what the ids and weights in device memory are
-    RefRouting* sent;      // what they were in the last dispatch; in high throughput at the handle's creation
+    RefRouting* sent;      // what they were in the last dispatch; in high throughput when the handle was routed
     RefFormat format;      // of dispatches; opaque rows of the shape unless set otherwise
     RefPass pass;          // of the last dispatch
     uint64_t tokens_seed;  // of the last dispatch
@@ -90,6 +96,8 @@ typedef struct {
     unsigned num_rows;  // of the output tensors
     unsigned columns;   // of the gradients; top_k unless set otherwise
     bool backward;      // whether the last combine had gradients
+    unsigned alignment;  // as in the opening
+    RefZones* zones;     // of every rank, since the last update; NULL before, and where rows are flat
     RefBuffer gradients_in, gradients_out;
 } RefRun;
 
@@ -123,6 +131,11 @@ void ref_run_draw(RefRun* run, RefStyle style, uint64_t seed);
 void ref_run_mask(RefRun* run, unsigned every);
 // Low latency: changes the ids of all ranks in place. A combine draws new weights in any case.
 void ref_run_change(RefRun* run, RefChange change);
+
+// Rows by expert: routes the handle by the ids of now and counts the rows of each expert, which the check of the next
+// dispatch expects. Only what is expected changes in the other function, before an update is replayed.
+void ref_launch_update(RefRun* run, cudaStream_t stream);
+void ref_note_update(RefRun* run);
 
 void ref_prepare_dispatch(RefRun* run);
 ncclResult_t ref_launch_dispatch(RefRun* run, RefPass pass, cudaStream_t stream);

@@ -138,6 +138,37 @@ static void find_num_rows(RefRun* run, HtRows rows) {
     if (run->num_rows < run->received) run->num_rows = run->received;
 }
 
+static void open_by_expert(RefRun* run, ncclEpGroup_t group) {
+    run->columns = run->shape.top_k;
+    run->num_rows = run->local_experts * ((unsigned)run->env->size * run->shape.max_tokens + run->alignment);
+    EP_CHECK_NCCL(ncclEpHandleOpen(&run->handle, group, run->alignment));
+    allocate_buffers(run);
+}
+
+void ref_note_update(RefRun* run) {
+    if (run->zones != NULL) ref_zones_free(run->zones);
+    ref_routing_free(run->sent);
+    run->sent = ref_routing_copy(run->now);
+    run->zones = ref_zones_new(run->sent, run->alignment, ~0u);
+    run->received = (unsigned)run->zones[rank_of(run)].begins[run->local_experts];
+}
+
+void ref_launch_update(RefRun* run, cudaStream_t stream) {
+    RefLists lists;
+    memset(&lists, 0, sizeof(lists));
+    const unsigned sizes[] = {run->now->num_tokens[rank_of(run)], run->shape.top_k};
+    ref_note_update(run);
+    ref_list_add(&lists.inputs, ref_buffer_data(&run->ids), ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, 2, sizes);
+    ref_list_add(&lists.locals, ref_buffer_data(&run->counter), ncclInt32,
+                 NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_DEVICE, 1, &run->local_experts);
+    ref_list_dress(&lists.inputs, run->variation & 3u);
+    ref_list_dress(&lists.locals, run->variation++ & 15u);
+    EP_CHECK_NCCL(ncclEpHandleUpdate(run->handle, lists.inputs.items[0], ref_list_outputs(&lists.locals),
+                                     lists.locals.count, stream));
+    ref_list_scrap(&lists.inputs);
+    ref_list_scrap(&lists.locals);
+}
+
 // The ids' memory is overwritten and freed as soon as the handle is there.
 static void open_ht(RefRun* run, ncclEpGroup_t group, RefOpening opening) {
     run->received = ref_ht_received(run->sent, rank_of(run));
@@ -156,7 +187,8 @@ static void open_ht(RefRun* run, ncclEpGroup_t group, RefOpening opening) {
 
 RefRun ref_run_open(const EpEnv* env, ncclEpGroup_t group, const RefShape* shape, RefRouting* routing,
                     RefOpening opening) {
-    RefRun run = {.env = env, .shape = *shape, .ht = opening.ht, .seed = opening.seed, .now = routing};
+    RefRun run = {.env = env, .shape = *shape, .ht = opening.ht, .seed = opening.seed, .now = routing,
+                  .alignment = opening.alignment};
     run.local_experts = shape->num_experts / (unsigned)env->size;
     run.layout = ref_expert_major(run.local_experts, (unsigned)env->size * shape->max_tokens);
     run.sums = ref_ll_sum();
@@ -166,7 +198,9 @@ RefRun ref_run_open(const EpEnv* env, ncclEpGroup_t group, const RefShape* shape
             ref_group_new(env, run.ht ? NCCL_EP_ALGO_HIGH_THROUGHPUT : NCCL_EP_ALGO_LOW_LATENCY, shape);
     }
     run.group = group;
-    if (run.ht) {
+    if (run.alignment > 0) {
+        open_by_expert(&run, group);
+    } else if (run.ht) {
         open_ht(&run, group, opening);
     } else {
         allocate_buffers(&run);
@@ -194,6 +228,7 @@ void ref_run_close(RefRun* run) {
                             &run->scales_out, &run->counter,  &run->ids_out,      &run->weights_out, &run->results_in,
                             &run->combined,   &run->gradients_in, &run->gradients_out};
     for (size_t i = 0; i < COUNT(buffers); ++i) ref_buffer_free(buffers[i]);
+    if (run->zones != NULL) ref_zones_free(run->zones);
     ref_routing_free(run->now);
     ref_routing_free(run->sent);
     if (run->own_group != NULL) EP_CHECK_NCCL(ncclEpGroupDestroy(run->own_group, run->env->stream));

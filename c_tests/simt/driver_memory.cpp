@@ -1,8 +1,8 @@
 // The driver's allocations, and how processes share them.
 //
-// Memory comes from the CPU stand-ins: poisoned, and followed by a page that nobody may touch. What is exported is put
-// into a memory file in place; importers open that through /proc. A page more at the end of the file counts who maps
-// it: CUDA leaves undefined what becomes of a mapping whose memory is freed.
+// Memory comes from the CPU stand-ins: poisoned, and followed by a page that nobody may touch. They put what is
+// exported into a memory file in place; importers open that through /proc. The page more at the end of the file counts
+// who maps it: CUDA leaves undefined what becomes of a mapping whose memory is freed.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -30,19 +30,11 @@ namespace {
 using simt::Result;
 
 constexpr uintptr_t kPage = 4096;
-// What the stand-ins align allocations to; their end, so rounded up, is the end of a page.
-constexpr uintptr_t kAlign = 256;
 
 // Importers close slowly, as if their ranks were late.
 constexpr useconds_t kCloseMicroseconds = 2000;
 
 using Count = std::atomic<uint32_t>;
-
-struct Allocation {
-    size_t bytes;
-    int file;          // valid if it is exported
-    Count* importers;  // NULL if it is not
-};
 
 struct Import {
     void* begin;  // guards included
@@ -51,20 +43,9 @@ struct Import {
 };
 
 std::mutex mutex;
-std::map<uintptr_t, Allocation> allocations;
+// Who maps them; NULL where an allocation is not exported.
+std::map<uintptr_t, Count*> allocations;
 std::map<uintptr_t, Import> imports;
-
-// All pages of an allocation.
-struct Pages {
-    uint8_t* begin;
-    size_t bytes;
-
-    Pages(uintptr_t address, size_t size) {
-        const uintptr_t first = address / kPage * kPage;
-        begin = reinterpret_cast<uint8_t*>(first);
-        bytes = (address + size + kAlign - 1) / kAlign * kAlign - first;
-    }
-};
 
 // What an exported handle says.
 struct Handle {
@@ -81,20 +62,7 @@ Count* MapCount(int file, size_t bytes) {
     return page == MAP_FAILED ? nullptr : static_cast<Count*>(page);
 }
 
-// Moves the pages of an allocation into a memory file that takes their place; false if the system refuses.
-bool Export(Allocation* allocation, const Pages& pages) {
-    const int file = memfd_create("ncclep_simt", MFD_CLOEXEC);
-    if (file < 0) return false;
-    if (write(file, pages.begin, pages.bytes) == static_cast<ssize_t>(pages.bytes) &&
-        ftruncate(file, static_cast<off_t>(pages.bytes + kPage)) == 0 &&
-        mmap(pages.begin, pages.bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0) != MAP_FAILED) {
-        *allocation = {allocation->bytes, file, MapCount(file, pages.bytes)};
-    }
-    if (allocation->importers == nullptr) close(file);
-    return allocation->importers != nullptr;
-}
-
-// One of the program's own, which the stand-ins know.
+// The allocation, also one of the program's own, that contains an address.
 CUresult BlockOf(CUdeviceptr address, bool shares, Block* block) {
     return Result(ncclEpHostsimBlock(reinterpret_cast<void*>(address), shares, block));
 }
@@ -103,11 +71,9 @@ void ForgetAllocation(uintptr_t address) {
     const std::lock_guard<std::mutex> lock(mutex);
     const auto found = allocations.find(address);
     if (found == allocations.end()) return;
-    const Allocation& allocation = found->second;
-    if (allocation.importers != nullptr) {
-        if (*allocation.importers != 0) simt::Fail("memory is freed that a peer still maps");
-        munmap(allocation.importers, kPage);
-        close(allocation.file);
+    if (Count* importers = found->second; importers != nullptr) {
+        if (*importers != 0) simt::Fail("memory is freed that a peer still maps");
+        munmap(importers, kPage);
     }
     allocations.erase(found);
 }
@@ -124,7 +90,7 @@ CUresult cuMemAlloc(CUdeviceptr* address, size_t bytes) {
     if (result != CUDA_SUCCESS) return result;
     *address = reinterpret_cast<CUdeviceptr>(memory);
     const std::lock_guard<std::mutex> lock(mutex);
-    allocations[*address] = {bytes, -1, nullptr};
+    allocations[*address] = nullptr;
     return CUDA_SUCCESS;
 }
 
@@ -143,13 +109,6 @@ CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
 CUresult cuMemGetAddressRange(CUdeviceptr* begin, size_t* bytes, CUdeviceptr address) {
     simt::CheckContext();
     if (simt::FindMapped(address, begin, bytes)) return CUDA_SUCCESS;
-    const std::lock_guard<std::mutex> lock(mutex);
-    const auto found = allocations.find(address);
-    if (found != allocations.end()) {
-        *begin = address;
-        *bytes = found->second.bytes;
-        return CUDA_SUCCESS;
-    }
     Block block;
     const CUresult result = BlockOf(address, false, &block);
     if (result != CUDA_SUCCESS) return result;
@@ -174,19 +133,12 @@ CUresult cuMemHostGetDevicePointer(CUdeviceptr* address, void* host, unsigned fl
 
 CUresult cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr address) {
     const std::lock_guard<std::mutex> lock(mutex);
-    Handle said = {};
+    Block block;
+    const CUresult result = BlockOf(address, true, &block);
+    if (result != CUDA_SUCCESS) return result;
     const auto found = allocations.find(address);
-    if (found == allocations.end()) {
-        Block block;
-        const CUresult result = BlockOf(address, true, &block);
-        if (result != CUDA_SUCCESS) return result;
-        said = {getpid(), block.file, block.offset, block.file_bytes};
-    } else {
-        Allocation& allocation = found->second;
-        const Pages pages(address, allocation.bytes);
-        if (allocation.importers == nullptr && !Export(&allocation, pages)) return CUDA_ERROR_OPERATING_SYSTEM;
-        said = {getpid(), allocation.file, address - reinterpret_cast<uintptr_t>(pages.begin), pages.bytes};
-    }
+    if (found != allocations.end() && found->second == nullptr) found->second = MapCount(block.file, block.file_bytes);
+    const Handle said = {getpid(), block.file, block.offset, block.file_bytes};
     std::memset(handle, 0, sizeof(*handle));
     std::memcpy(handle, &said, sizeof(said));
     return CUDA_SUCCESS;

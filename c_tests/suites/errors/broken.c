@@ -88,33 +88,11 @@ static void break_call(const Session* session, const char* text, CallTensors* te
 
 // ---- What a refused call must not touch --------------------------------------------------------
 
-typedef struct {
-    void* data;
-    size_t bytes;
-} Output;
-
-enum { kNumOutputs = 7, kMostBytes = 1 << 16 };
-
-static void list_outputs(const Session* session, Output outputs[kNumOutputs]) {
-    const size_t rows = (size_t)max_recv_rows(session);
-    const size_t slabs = session->algorithm == NCCL_EP_ALGO_LOW_LATENCY ? kLocalExperts : 1;
-    const Output all[kNumOutputs] = {
-        {session->received, slabs * rows * kHidden * sizeof(uint16_t)},
-        {session->received_ids, rows * kTopK * sizeof(int64_t)},
-        {session->received_weights, rows * kTopK * sizeof(float)},
-        {session->counter, kLocalExperts * sizeof(int32_t)},
-        {session->combined, kTokens * kHidden * sizeof(uint16_t)},
-        {session->gradients, kTokens * kTopK * sizeof(float)},
-        {session->received_scales, slabs * rows * kScales * sizeof(float)},
-    };
-    memcpy(outputs, all, sizeof(all));
-}
+enum { kMostBytes = 1 << 16 };
 
 static void mark_outputs(const Session* session) {
-    Output outputs[kNumOutputs];
-    list_outputs(session, outputs);
-    for (int i = 0; i < kNumOutputs; ++i) {
-        EP_REQUIRE_CUDA(cudaMemset(outputs[i].data, kUntouched, outputs[i].bytes));
+    for (unsigned i = 0; i < kNumOutputs; ++i) {
+        EP_REQUIRE_CUDA(cudaMemset(session->outputs[i], kUntouched, bytes_of_output(session, i)));
     }
 }
 
@@ -122,13 +100,12 @@ static void check_outputs_untouched(const Session* session) {
     static unsigned char found[kMostBytes];
     static unsigned char expected[kMostBytes];
     memset(expected, kUntouched, sizeof(expected));
-    Output outputs[kNumOutputs];
-    list_outputs(session, outputs);
     ep_sync(session->env);
-    for (int i = 0; i < kNumOutputs; ++i) {
-        EP_REQUIRE(outputs[i].bytes <= sizeof(found));
-        ep_download(found, outputs[i].data, outputs[i].bytes);
-        EP_CHECK_EQ_BYTES(found, expected, outputs[i].bytes);
+    for (unsigned i = 0; i < kNumOutputs; ++i) {
+        const size_t bytes = bytes_of_output(session, i);
+        EP_REQUIRE(bytes <= sizeof(found));
+        ep_download(found, session->outputs[i], bytes);
+        EP_CHECK_EQ_BYTES(found, expected, bytes);
     }
 }
 

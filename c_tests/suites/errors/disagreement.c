@@ -121,15 +121,11 @@ static void no_count_of_different_handles(Session* session) {
     EP_CHECK_NCCL(ncclEpHandleDestroy(session->handle));
 }
 
-// One row less than the caller was told of, in the tensor with `tag` and those that go with it.
+// One row less than the caller was told of.
 static ncclResult_t call_with_fewer(const Session* session, CallKind kind, ListName list, unsigned tag) {
     CallTensors tensors;
     valid_tensors(session, kind, &tensors);
-    for (unsigned i = 0; i < tensors.lists[list].count; ++i) {
-        EpView* view = &tensors.lists[list].views[i];
-        const bool pair = tag == NCCL_EP_TENSOR_TAG_TOPK_IDX && view->tensor.tag == NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS;
-        if (view->tensor.tag == tag || pair) view->sizes[0] = kTokens - 1;
-    }
+    take_a_row(&tensors, list, tag);
     return make_call(session, kind, &tensors, 0);
 }
 

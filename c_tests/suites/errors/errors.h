@@ -52,6 +52,7 @@ enum {
     kBytesOfRow = 2 * kHidden,
     kScales = 3,  // of a row: 12 bytes, not a multiple of 16
     kShortTimeoutMs = 500,
+    kNumOutputs = 7,
 };
 
 typedef struct {
@@ -59,11 +60,16 @@ typedef struct {
     ncclEpAlgorithm_t algorithm;
     ncclEpGroup_t group;
     ncclEpHandle_t handle;
-    void *ids, *tokens, *weights;                      // [T, K], [T, H], [T, K]
-    void *received, *received_ids, *received_weights;  // LL: [L, R*M, H]; HT: [R*M, H], [R*M, K]
-    void *scales, *received_scales;                    // [T, S], [L, R*M, S] or [R*M, S]
-    void* counter;                                     // [L], or [R]
-    void *combined, *gradients;                        // [T, H], [T, K]
+    void *ids, *tokens, *weights, *scales;  // [T, K], [T, H], [T, K], [T, S]
+    union {
+        void* outputs[kNumOutputs];
+        struct {
+            void *received, *received_ids, *received_weights;  // LL: [L, R*M, H]; HT: [R*M, H], [R*M, K]
+            void* received_scales;                             // [L, R*M, S] or [R*M, S]
+            void* counter;                                     // [L], or [R]
+            void *combined, *gradients;                        // [T, H], [T, K]
+        };
+    };
 } Session;
 
 // The odd rank is the last one; rank 0 is not special.
@@ -89,6 +95,7 @@ ncclResult_t open_handle(Session* session);
 ncclResult_t open_auto_group(Session* session);
 ncclEpGroupConfig_t session_config(const Session* session);
 unsigned max_recv_rows(const Session* session);
+size_t bytes_of_output(const Session* session, unsigned index);
 
 // A dispatch and a combine with correct results: the group still works.
 void check_works(const Session* session);
@@ -149,6 +156,13 @@ typedef struct {
 void valid_tensors(const Session* session, CallKind kind, CallTensors* tensors);
 ncclResult_t make_call(const Session* session, CallKind kind, CallTensors* tensors, unsigned send_only);
 ncclResult_t make_valid_call(const Session* session, CallKind kind, unsigned send_only);
+
+// In the tensor with this tag, and in weights beside ids, one row less than this rank receives.
+void take_a_row(CallTensors* tensors, ListName list, unsigned tag);
+// Rows of half the bytes; rows of another type of the same width; no scales, which come last.
+void shorten_rows(CallTensors* tensors);
+void make_float16(CallTensors* tensors);
+void remove_scales(CallTensors* tensors);
 
 // ---- Calls with one thing wrong ----------------------------------------------------------------
 

@@ -38,27 +38,11 @@ static const char* const kNames[kNumDifferences] = {
     "nothing",    "operation",      "row bytes",    "data type",  "data type of a combine", "staged",
     "not staged", "staged combine", "other handle", "new handle", "ids per token",          "scales"};
 
-static void call_with(const Session* session, CallKind kind, unsigned bytes, bool is_float16) {
+static void call_changed(const Session* session, CallKind kind, void (*change)(CallTensors* tensors), bool other) {
     CallTensors tensors;
     valid_tensors(session, kind, &tensors);
-    for (ListName list = kInputs; list <= kOutputs; ++list) {
-        for (unsigned i = 0; i < tensors.lists[list].count; ++i) {
-            EpView* view = &tensors.lists[list].views[i];
-            if (view->tensor.tag != NCCL_EP_TENSOR_TAG_TOKENS) continue;
-            if (bytes != 0) view->sizes[view->tensor.ndim - 1] = bytes / 2;
-            if (is_float16) view->tensor.datatype = ncclFloat16;
-        }
-    }
+    if (other) change(&tensors);
     (void)make_call(session, kind, &tensors, 0);
-}
-
-static void call_with_scales(const Session* session, bool has_scales) {
-    CallTensors tensors;
-    valid_tensors(session, kForward, &tensors);
-    for (ListName list = kInputs; !has_scales && list <= kOutputs; ++list) {
-        --tensors.lists[list].count;  // they come last
-    }
-    (void)make_call(session, kForward, &tensors, 0);
 }
 
 static void call_staged(const Session* session, CallKind kind, bool is_staged) {
@@ -99,13 +83,13 @@ static void call(const Session* session, Difference difference, bool other) {
             if (!other) (void)make_valid_call(session, kDispatch, 0);
             return;
         case kOperation: (void)make_valid_call(session, other ? kCombine : kDispatch, 0); return;
-        case kRowBytes: call_with(session, kind, other ? kTokenBytes / 4 : 0, false); return;
+        case kRowBytes: call_changed(session, kind, shorten_rows, other); return;
         case kTypeOfRows:
-        case kTypeOfSums: call_with(session, kind, 0, other); return;
+        case kTypeOfSums: call_changed(session, kind, make_float16, other); return;
         case kIsStaged:
         case kIsWhole:
         case kStagesSums: call_staged(session, kind, other == (difference != kIsWhole)); return;
-        case kUnscaled: call_with_scales(session, !other); return;
+        case kUnscaled: call_changed(session, kForward, remove_scales, other); return;
         default: call_on_another_handle(session, difference, other);
     }
 }

@@ -135,11 +135,7 @@ static void too_small(const EpEnv* env, CallKind kind, ListName list, unsigned t
     ep_barrier();  // a failure also ends what other ranks have not finished
     CallTensors tensors;
     valid_tensors(&session, kind, &tensors);
-    for (unsigned i = 0; is_odd(env) && i < tensors.lists[list].count; ++i) {
-        EpView* view = &tensors.lists[list].views[i];
-        const bool pair = tag != NCCL_EP_TENSOR_TAG_TOKENS && view->tensor.tag == NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS;
-        if (view->tensor.tag == tag || pair) view->sizes[0] = kTokens - 1;
-    }
+    if (is_odd(env)) take_a_row(&tensors, list, tag);
     if (tag == NCCL_EP_TENSOR_TAG_SCALES) {  // on all ranks without rows, which come first
         TensorList* out = &tensors.lists[kOutputs];
         out->items[0] = out->items[--out->count];
@@ -206,14 +202,13 @@ void check_other_call(const EpEnv* env, const OtherCall* call) {
     check_all_notice(&session, call->kind, call->id, values);
 }
 
-static void shorten_rows(CallTensors* tensors) {
+void shorten_rows(CallTensors* tensors) {
     tensors->lists[kInputs].views[0].sizes[1] = 8;
     EpView* out = &tensors->lists[kOutputs].views[0];
     out->sizes[out->tensor.ndim - 1] = 8;
 }
 
-// Another element type of the same width.
-static void make_float16(CallTensors* tensors) {
+void make_float16(CallTensors* tensors) {
     for (ListName list = kInputs; list <= kOutputs; ++list) {
         for (unsigned i = 0; i < tensors->lists[list].count; ++i) {
             ncclNDTensor_t* tensor = &tensors->lists[list].views[i].tensor;

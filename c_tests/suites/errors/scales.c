@@ -83,8 +83,7 @@ HT_SESSION_TEST(ht_scales_arguments) {
 
 // ---- Ranks whose scales differ -----------------------------------------------------------------
 
-// They come last.
-static void remove_scales(CallTensors* tensors) {
+void remove_scales(CallTensors* tensors) {
     --tensors->lists[kInputs].count;
     --tensors->lists[kOutputs].count;
 }

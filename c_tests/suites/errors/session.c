@@ -45,6 +45,19 @@ void close_own(const EpEnv* own) {
 
 unsigned max_recv_rows(const Session* session) { return (unsigned)session->env->size * kMaxTokens; }
 
+size_t bytes_of_output(const Session* session, unsigned index) {
+    const size_t rows = max_recv_rows(session), ranks = (size_t)session->env->size;
+    const size_t slots = (session->algorithm == NCCL_EP_ALGO_LOW_LATENCY ? kLocalExperts : 1) * rows;
+    const size_t bytes[kNumOutputs] = {slots * kBytesOfRow,
+                                       rows * kTopK * sizeof(int64_t),
+                                       rows * kTopK * sizeof(float),
+                                       slots * kScales * sizeof(float),
+                                       (kLocalExperts + ranks) * sizeof(int32_t),
+                                       kTokens * kBytesOfRow,
+                                       kTokens * kTopK * sizeof(float)};
+    return bytes[index];
+}
+
 ncclEpGroupConfig_t session_config(const Session* session) {
     return ep_group_config(session->algorithm, (unsigned)session->env->size * kLocalExperts, kMaxTokens, kTokenBytes);
 }
@@ -70,6 +83,7 @@ static void fill_inputs(Session* session) {
     int64_t ids[kTokens][kTopK];
     float weights[kTokens][kTopK];
     uint16_t tokens[kTokens][kHidden];
+    const float scales[kTokens][kScales] = {{0}};
     const int ranks = session->env->size;
     const int rank = session->env->rank;
     for (int t = 0; t < kTokens; ++t) {
@@ -82,22 +96,13 @@ static void fill_inputs(Session* session) {
     session->ids = ep_device_upload(ids, sizeof(ids));
     session->weights = ep_device_upload(weights, sizeof(weights));
     session->tokens = ep_device_upload(tokens, sizeof(tokens));
+    session->scales = ep_device_upload(scales, sizeof(scales));
 }
 
 Session open_session(const EpEnv* env, ncclEpAlgorithm_t algorithm) {
     Session session = {.env = env, .algorithm = algorithm};
     fill_inputs(&session);
-    const size_t rows = (size_t)max_recv_rows(&session);
-    const size_t slabs = algorithm == NCCL_EP_ALGO_LOW_LATENCY ? kLocalExperts : 1;
-    session.scales = ep_device_alloc(kTokens * kScales * sizeof(float));
-    EP_REQUIRE_CUDA(cudaMemset(session.scales, 0, kTokens * kScales * sizeof(float)));
-    session.received_scales = ep_device_alloc(slabs * rows * kScales * sizeof(float));
-    session.received = ep_device_alloc(slabs * rows * kHidden * sizeof(uint16_t));
-    session.received_ids = ep_device_alloc(rows * kTopK * sizeof(int64_t));
-    session.received_weights = ep_device_alloc(rows * kTopK * sizeof(float));
-    session.counter = ep_device_alloc((kLocalExperts + (size_t)env->size) * sizeof(int32_t));
-    session.combined = ep_device_alloc(kTokens * kHidden * sizeof(uint16_t));
-    session.gradients = ep_device_alloc(kTokens * kTopK * sizeof(float));
+    for (unsigned i = 0; i < kNumOutputs; ++i) session.outputs[i] = ep_device_alloc(bytes_of_output(&session, i));
     EP_REQUIRE_NCCL(open_group(&session));
     EP_REQUIRE_NCCL(open_handle(&session));
     return session;
@@ -116,10 +121,9 @@ Session open_timed_session(const EpEnv* env, ncclEpAlgorithm_t algorithm, unsign
 void close_session(Session* session) {
     EP_CHECK_NCCL(ncclEpHandleDestroy(session->handle));
     EP_CHECK_NCCL(ncclEpGroupDestroy(session->group, session->env->stream));
-    void* buffers[] = {session->ids,          session->tokens,           session->weights,        session->received,
-                       session->received_ids, session->received_weights, session->counter,        session->combined,
-                       session->gradients,    session->scales,           session->received_scales};
-    for (size_t i = 0; i < COUNT(buffers); ++i) ep_device_free(buffers[i]);
+    void* inputs[] = {session->ids, session->tokens, session->weights, session->scales};
+    for (size_t i = 0; i < COUNT(inputs); ++i) ep_device_free(inputs[i]);
+    for (unsigned i = 0; i < kNumOutputs; ++i) ep_device_free(session->outputs[i]);
 }
 
 void finish_session(Session* session) {
@@ -129,93 +133,45 @@ void finish_session(Session* session) {
 
 // ---- The tensors of a call ---------------------------------------------------------------------
 
-static EpView* next(TensorList* list) {
+// Where a tensor's rows lie: those of this rank's tokens, those that come, and those that come rank by rank.
+typedef enum { kHome, kAway, kPlanes } Place;
+
+static void add(const Session* session, TensorList* list, ncclEpTensorTag_t tag, Place place, void* data,
+                ncclDataType_t datatype, unsigned columns) {
     EpView* view = &list->views[list->count];
+    const unsigned rows = max_recv_rows(session), ranks = (unsigned)session->env->size;
+    const bool by_expert = place == kAway && session->algorithm == NCCL_EP_ALGO_LOW_LATENCY;
+    if (place == kPlanes) {
+        ep_view_3d(view, data, datatype, tag, ranks, kMaxTokens, columns);
+    } else if (by_expert) {
+        ep_view_3d(view, data, datatype, tag, kLocalExperts, rows, columns);
+    } else {
+        ep_view_2d(view, data, datatype, tag, place == kHome ? kTokens : rows, columns);
+    }
     list->items[list->count++] = &view->tensor;
-    return view;
 }
 
-static void add_tokens(TensorList* list, void* data, unsigned rows) {
-    ep_view_2d(next(list), data, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, rows, kHidden);
+static void add_ids(const Session* session, TensorList* list, Place place, void* data) {
+    add(session, list, NCCL_EP_TENSOR_TAG_TOPK_IDX, place, data, ncclInt64, kTopK);
 }
 
-static void add_ids(TensorList* list, void* data, unsigned rows) {
-    ep_view_2d(next(list), data, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, rows, kTopK);
+static void add_weights(const Session* session, TensorList* list, Place place, void* data) {
+    add(session, list, NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, place, data, ncclFloat32, kTopK);
 }
 
-static void add_weights(TensorList* list, void* data, unsigned rows) {
-    ep_view_2d(next(list), data, ncclFloat32, NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, rows, kTopK);
+static void add_tokens(const Session* session, TensorList* list, Place place, void* data, ncclDataType_t datatype) {
+    const unsigned bytes = (unsigned)ep_datatype_size(datatype);
+    add(session, list, NCCL_EP_TENSOR_TAG_TOKENS, place, data, datatype, kBytesOfRow / bytes);
 }
 
-static void add_counter(TensorList* list, void* data, unsigned counts) {
-    ep_view_1d(next(list), data, ncclInt32, NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_DEVICE, counts);
+static void add_scales(const Session* session, TensorList* list, Place place, void* data, unsigned count) {
+    add(session, list, NCCL_EP_TENSOR_TAG_SCALES, place, data, ncclFloat32, count);
 }
 
-static void add_received(const Session* session, TensorList* list) {
-    const unsigned rows = max_recv_rows(session);
-    if (session->algorithm == NCCL_EP_ALGO_LOW_LATENCY) {
-        ep_view_3d(next(list), session->received, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, kLocalExperts, rows,
-                   kHidden);
-    } else {
-        add_tokens(list, session->received, rows);
-    }
-}
-
-static void add_scales(TensorList* list, void* data, unsigned rows, unsigned count) {
-    ep_view_2d(next(list), data, ncclFloat32, NCCL_EP_TENSOR_TAG_SCALES, rows, count);
-}
-
-static void add_received_scales(const Session* session, TensorList* list, unsigned count) {
-    const unsigned rows = max_recv_rows(session);
-    if (session->algorithm == NCCL_EP_ALGO_LOW_LATENCY) {
-        ep_view_3d(next(list), session->received_scales, ncclFloat32, NCCL_EP_TENSOR_TAG_SCALES, kLocalExperts, rows,
-                   count);
-    } else {
-        add_scales(list, session->received_scales, rows, count);
-    }
-}
-
-// Rows of the same bytes as uint8 with scales, or cast to uint8 with the scale that they get.
-static void add_all_scales(const Session* session, CallKind kind, CallTensors* tensors) {
-    TensorList* in = &tensors->lists[kInputs];
-    TensorList* out = &tensors->lists[kOutputs];
-    EpView* received = &out->views[0];
-    received->tensor.datatype = ncclUint8;
-    if (kind == kForward) {
-        in->views[0].tensor.datatype = ncclUint8;
-        in->views[0].sizes[1] = kBytesOfRow;
-        received->sizes[received->tensor.ndim - 1] = kBytesOfRow;
-        add_scales(in, session->scales, kTokens, kScales);
-    }
-    add_received_scales(session, out, kind == kForward ? kScales : 1);
-}
-
-static void add_planes(const Session* session, TensorList* list, void* data, ncclDataType_t datatype,
-                       ncclEpTensorTag_t tag, unsigned columns) {
-    ep_view_3d(next(list), data, datatype, tag, (unsigned)session->env->size, kMaxTokens, columns);
-}
-
-static void rank_major_tensors(const Session* session, CallKind kind, CallTensors* tensors) {
-    TensorList* in = &tensors->lists[kInputs];
-    TensorList* out = &tensors->lists[kOutputs];
-    const bool scaled = kind == kRankMajorForward;
-    const ncclDataType_t type = scaled ? ncclUint8 : ncclBfloat16;
-    const unsigned hidden = scaled ? kBytesOfRow : kHidden;
-    if (kind == kSummed) {
-        add_planes(session, in, session->received, type, NCCL_EP_TENSOR_TAG_TOKENS, hidden);
-        add_tokens(out, session->combined, kTokens);
-        return;
-    }
-    ep_view_2d(next(in), session->tokens, type, NCCL_EP_TENSOR_TAG_TOKENS, kTokens, hidden);
-    add_weights(in, session->weights, kTokens);
-    add_planes(session, out, session->received, type, NCCL_EP_TENSOR_TAG_TOKENS, hidden);
-    add_planes(session, out, session->received_ids, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, kTopK);
-    add_planes(session, out, session->received_weights, ncclFloat32, NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, kTopK);
-    if (scaled) {
-        add_scales(in, session->scales, kTokens, kScales);
-        add_planes(session, out, session->received_scales, ncclFloat32, NCCL_EP_TENSOR_TAG_SCALES, kScales);
-    }
-    add_counter(&tensors->lists[kLocals], session->counter, (unsigned)session->env->size);
+static void add_counter(const Session* session, TensorList* list, unsigned counts) {
+    EpView* view = &list->views[list->count];
+    ep_view_1d(view, session->counter, ncclInt32, NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_DEVICE, counts);
+    list->items[list->count++] = &view->tensor;
 }
 
 static bool is_rank_major(CallKind kind) { return kind == kRankMajor || kind == kRankMajorForward || kind == kSummed; }
@@ -225,39 +181,45 @@ static bool is_dispatch(CallKind kind) {
            kind == kRankMajorForward;
 }
 
+// Scales come last: those of rows of the same bytes as uint8, or of a cast the one that each row gets.
+static void add_dispatched(const Session* session, CallKind kind, CallTensors* tensors) {
+    TensorList *in = &tensors->lists[kInputs], *out = &tensors->lists[kOutputs];
+    const bool by_rank = is_rank_major(kind), scaled = kind == kForward || kind == kRankMajorForward;
+    const bool routed = session->algorithm == NCCL_EP_ALGO_HIGH_THROUGHPUT && kind == kDispatch;
+    const Place away = by_rank ? kPlanes : kAway;
+    add_tokens(session, in, kHome, session->tokens, scaled ? ncclUint8 : ncclBfloat16);
+    add_tokens(session, out, away, session->received, scaled ? ncclUint8 : ncclBfloat16);
+    if (kind == kCast) out->views[0].tensor.datatype = ncclUint8;
+    if (routed) add_ids(session, in, kHome, session->ids);
+    if (routed || by_rank) {
+        add_weights(session, in, kHome, session->weights);
+        add_ids(session, out, away, session->received_ids);
+        add_weights(session, out, away, session->received_weights);
+    }
+    if (scaled) add_scales(session, in, kHome, session->scales, kScales);
+    if (scaled || kind == kCast) add_scales(session, out, away, session->received_scales, scaled ? kScales : 1);
+    add_counter(session, &tensors->lists[kLocals], by_rank ? (unsigned)session->env->size : kLocalExperts);
+}
+
+static void add_combined(const Session* session, CallKind kind, CallTensors* tensors) {
+    TensorList *in = &tensors->lists[kInputs], *out = &tensors->lists[kOutputs];
+    const bool weighted = session->algorithm == NCCL_EP_ALGO_LOW_LATENCY && kind == kCombine;
+    add_tokens(session, in, is_rank_major(kind) ? kPlanes : kAway, session->received, ncclBfloat16);
+    add_tokens(session, out, kHome, session->combined, ncclBfloat16);
+    if (weighted) add_weights(session, &tensors->lists[kLocals], kHome, session->weights);
+    if (kind != kBackward) return;
+    add_weights(session, in, kAway, session->received_weights);
+    add_weights(session, out, kHome, session->gradients);
+}
+
 void valid_tensors(const Session* session, CallKind kind, CallTensors* tensors) {
     memset(tensors, 0, sizeof(*tensors));
-    if (is_rank_major(kind)) {
-        rank_major_tensors(session, kind, tensors);
-        return;
-    }
-    TensorList* in = &tensors->lists[kInputs];
-    TensorList* out = &tensors->lists[kOutputs];
-    TensorList* local = &tensors->lists[kLocals];
-    const bool ht = session->algorithm == NCCL_EP_ALGO_HIGH_THROUGHPUT;
-    const unsigned rows = max_recv_rows(session);
     if (kind == kCreateHandle) {
-        add_ids(in, session->ids, kTokens);
-        if (ht) add_counter(local, session->counter, kLocalExperts);
-    } else if (is_dispatch(kind)) {
-        add_tokens(in, session->tokens, kTokens);
-        add_received(session, out);
-        add_counter(local, session->counter, kLocalExperts);
-        if (ht && kind == kDispatch) {
-            add_ids(in, session->ids, kTokens);
-            add_weights(in, session->weights, kTokens);
-            add_ids(out, session->received_ids, rows);
-            add_weights(out, session->received_weights, rows);
-        }
-        if (kind == kForward || kind == kCast) add_all_scales(session, kind, tensors);
+        const bool counts = session->algorithm == NCCL_EP_ALGO_HIGH_THROUGHPUT;
+        add_ids(session, &tensors->lists[kInputs], kHome, session->ids);
+        if (counts) add_counter(session, &tensors->lists[kLocals], kLocalExperts);
     } else {
-        add_received(session, in);
-        add_tokens(out, session->combined, kTokens);
-        if (!ht) add_weights(local, session->weights, kTokens);
-        if (kind == kBackward) {
-            add_weights(in, session->received_weights, rows);
-            add_weights(out, session->gradients, kTokens);
-        }
+        (is_dispatch(kind) ? add_dispatched : add_combined)(session, kind, tensors);
     }
 }
 
@@ -286,6 +248,14 @@ ncclResult_t make_call(const Session* session, CallKind kind, CallTensors* tenso
     }
     return ncclEpCombine(session->handle, in, num_in, arrays[kOutputs], num_out, arrays[kLocals], num_local, send_only,
                          NULL, stream);
+}
+
+void take_a_row(CallTensors* tensors, ListName list, unsigned tag) {
+    for (unsigned i = 0; i < tensors->lists[list].count; ++i) {
+        EpView* view = &tensors->lists[list].views[i];
+        const bool pair = tag == NCCL_EP_TENSOR_TAG_TOPK_IDX && view->tensor.tag == NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS;
+        if (view->tensor.tag == tag || pair) view->sizes[0] = kTokens - 1;
+    }
 }
 
 ncclResult_t make_valid_call(const Session* session, CallKind kind, unsigned send_only) {

@@ -3,6 +3,29 @@
 
 #include "reference/run.h"
 
+// The shape of a case. The last two are of high throughput; tables may leave them out.
+#pragma GCC diagnostic ignored "-Wmissing-field-initializers"
+typedef struct {
+    unsigned local_experts, max_tokens, top_k;
+    ncclDataType_t datatype;
+    unsigned hidden;
+    RefStyle style;
+    bool uneven;
+    HtRows rows;
+    HtCounter counter;
+} Shape;
+// A run in a group of its own.
+RefRun open_shape(const EpEnv* env, const Shape* shape, bool ht, uint64_t seed);
+// One of each shape.
+void play_shapes(const EpEnv* env, const Shape* shapes, size_t num_shapes, bool ht, void (*play)(RefRun* run));
+// One of each top-k up to the shape's, in one group.
+void play_every_top_k(const EpEnv* env, RefShape shape, RefOpening opening, void (*play)(RefRun* run));
+#define SHAPES_TEST(name, ht, play, ...)                     \
+    EP_TEST(name) {                                          \
+        static const Shape kShapes[] = {__VA_ARGS__};        \
+        play_shapes(env, kShapes, COUNT(kShapes), ht, play); \
+    }
+
 // Operations of several handles, no two of which have the same data.
 void interleaved_handles(EpEnv* env, bool ht);
 void interleaved_groups(EpEnv* env, bool ht);

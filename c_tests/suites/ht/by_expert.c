@@ -1,4 +1,4 @@
-// Handles that are opened first and routed by updates, in graphs, too: rows by expert, and flat rows with gradients by k.
+// Handles that are opened first and routed by updates, in graphs, too: their rows lie by expert.
 #include "harness/graphs.h"
 #include "harness/nodes.h"
 #include "reference/mapped.h"

@@ -1,17 +1,7 @@
 // High-throughput handles, dispatch and combine: the results of single operations, byte by byte.
 // Every kind of routing, output sizes, counters, cached and backward passes, element types, and
 // bounds that the library computes. Sequences of operations are in order.c.
-#include "reference/run.h"
-
-typedef struct {
-    unsigned local_experts, max_tokens, top_k;
-    ncclDataType_t datatype;
-    unsigned hidden;
-    RefStyle style;
-    bool uneven;
-    HtRows rows;
-    HtCounter counter;
-} Shape;
+#include "suites/both/both.h"
 
 // A training step, twice: forward dispatch and combine, backward (tokens only) dispatch and combine.
 static void train(RefRun* run) {
@@ -23,72 +13,45 @@ static void train(RefRun* run) {
     }
 }
 
-static void steps(EpEnv* env, const Shape* shapes, size_t num_shapes) {
-    for (size_t i = 0; i < num_shapes; ++i) {
-        const RefShape shape = {shapes[i].local_experts * (unsigned)env->size, shapes[i].max_tokens, shapes[i].top_k,
-                                shapes[i].datatype, shapes[i].hidden};
-        REF_SCOPED RefRun run = ref_run_open_with(env, NULL, &shape, shapes[i].style, shapes[i].uneven,
-                                                  ref_ht_as(shapes[i].rows, shapes[i].counter, 200 + i));
-        run.variation = (unsigned)i;
-        train(&run);
-    }
-}
-// A case of these shapes.
-#define STEPS_TEST(name, ...)                         \
-    EP_TEST(name) {                                   \
-        static const Shape kShapes[] = {__VA_ARGS__}; \
-        steps(env, kShapes, COUNT(kShapes));          \
-    }
+#define STEPS_TEST(name, ...) SHAPES_TEST(name, true, train, __VA_ARGS__)
 
-STEPS_TEST(routing_styles, {2, 16, 4, ncclBfloat16, 64, kRefDistinct, false, kHtRowsAsTold, kHtNoCounter},
-           {4, 16, 4, ncclBfloat16, 64, kRefRepeating, false, kHtRowsAsTold, kHtNoCounter},
-           {3, 16, 6, ncclBfloat16, 64, kRefMessy, false, kHtRowsAsTold, kHtNoCounter},
-           {4, 16, 3, ncclBfloat16, 64, kRefSkewed, false, kHtRowsAsTold, kHtNoCounter},
-           {4, 16, 4, ncclBfloat16, 64, kRefOneRank, false, kHtRowsAsTold, kHtNoCounter},
-           {2, 16, 4, ncclBfloat16, 64, kRefOneExpert, false, kHtRowsAsTold, kHtNoCounter},
-           {2, 16, 4, ncclBfloat16, 64, kRefNowhere, false, kHtRowsAsTold, kHtNoCounter})
+STEPS_TEST(routing_styles, {2, 16, 4, ncclBfloat16, 64, kRefDistinct, false},
+           {4, 16, 4, ncclBfloat16, 64, kRefRepeating, false}, {3, 16, 6, ncclBfloat16, 64, kRefMessy, false},
+           {4, 16, 3, ncclBfloat16, 64, kRefSkewed, false}, {4, 16, 4, ncclBfloat16, 64, kRefOneRank, false},
+           {2, 16, 4, ncclBfloat16, 64, kRefOneExpert, false}, {2, 16, 4, ncclBfloat16, 64, kRefNowhere, false})
 
-STEPS_TEST(uneven_tokens, {1, 1, 1, ncclBfloat16, 32, kRefDistinct, true, kHtRowsAsTold, kHtNoCounter},
+STEPS_TEST(uneven_tokens, {1, 1, 1, ncclBfloat16, 32, kRefDistinct, true},
            {2, 129, 3, ncclBfloat16, 32, kRefDistinct, true, kHtRowsAsTold, kHtHostCounter},
            {8, 40, 8, ncclBfloat16, 32, kRefMessy, true, kHtRowsExact, kHtDeviceCounter},
-           {2, 40, 2, ncclBfloat16, 32, kRefOneRank, true, kHtRowsExact, kHtNoCounter})
+           {2, 40, 2, ncclBfloat16, 32, kRefOneRank, true, kHtRowsExact})
 
-STEPS_TEST(output_sizes, {2, 20, 3, ncclBfloat16, 40, kRefMessy, true, kHtRowsExact, kHtNoCounter},
-           {2, 20, 3, ncclBfloat16, 40, kRefMessy, true, kHtRowsAsTold, kHtNoCounter},
-           {2, 20, 3, ncclBfloat16, 40, kRefMessy, true, kHtRowsSpare, kHtNoCounter},
-           {2, 20, 3, ncclBfloat16, 40, kRefNowhere, true, kHtRowsExact, kHtNoCounter})
+STEPS_TEST(output_sizes, {2, 20, 3, ncclBfloat16, 40, kRefMessy, true, kHtRowsExact},
+           {2, 20, 3, ncclBfloat16, 40, kRefMessy, true}, {2, 20, 3, ncclBfloat16, 40, kRefMessy, true, kHtRowsSpare},
+           {2, 20, 3, ncclBfloat16, 40, kRefNowhere, true, kHtRowsExact})
 
 STEPS_TEST(bound_found_by_the_library,
            {2, NCCL_EP_AUTO, 3, ncclBfloat16, 40, kRefMessy, true, kHtRowsAsTold, kHtHostCounter},
-           {2, NCCL_EP_AUTO, 3, ncclBfloat16, 40, kRefDistinct, false, kHtRowsAsTold, kHtNoCounter},
+           {2, NCCL_EP_AUTO, 3, ncclBfloat16, 40, kRefDistinct, false},
            {2, NCCL_EP_AUTO, 3, ncclBfloat16, 40, kRefOneRank, true, kHtRowsSpare, kHtDeviceCounter},
-           {2, NCCL_EP_AUTO, 3, ncclBfloat16, 40, kRefNowhere, true, kHtRowsAsTold, kHtNoCounter})
+           {2, NCCL_EP_AUTO, 3, ncclBfloat16, 40, kRefNowhere, true})
 
 STEPS_TEST(counters, {1, 30, 2, ncclBfloat16, 8, kRefDistinct, true, kHtRowsExact, kHtHostCounter},
            {5, 30, 4, ncclBfloat16, 8, kRefMessy, true, kHtRowsExact, kHtHostCounter},
            {5, 30, 4, ncclBfloat16, 8, kRefOneExpert, false, kHtRowsExact, kHtDeviceCounter},
            {5, 30, 4, ncclBfloat16, 8, kRefNowhere, true, kHtRowsExact, kHtDeviceCounter})
 
-STEPS_TEST(element_types_and_widths, {2, 9, 4, ncclFloat16, 8, kRefMessy, true, kHtRowsAsTold, kHtNoCounter},
-           {2, 9, 4, ncclFloat16, 1000, kRefRepeating, true, kHtRowsAsTold, kHtNoCounter},
-           {2, 9, 4, ncclFloat32, 4, kRefMessy, true, kHtRowsAsTold, kHtNoCounter},
-           {1, 9, 8, ncclFloat32, 500, kRefDistinct, true, kHtRowsAsTold, kHtNoCounter},
-           {1, 9, 8, ncclBfloat16, 24, kRefDistinct, true, kHtRowsAsTold, kHtNoCounter},
-           {1, 9, 8, ncclBfloat16, 6656, kRefDistinct, true, kHtRowsAsTold, kHtNoCounter})
+STEPS_TEST(element_types_and_widths, {2, 9, 4, ncclFloat16, 8, kRefMessy, true},
+           {2, 9, 4, ncclFloat16, 1000, kRefRepeating, true}, {2, 9, 4, ncclFloat32, 4, kRefMessy, true},
+           {1, 9, 8, ncclFloat32, 500, kRefDistinct, true}, {1, 9, 8, ncclBfloat16, 24, kRefDistinct, true},
+           {1, 9, 8, ncclBfloat16, 6656, kRefDistinct, true})
 
 // Rows that do not fit into a warp's staging, and some for which the rings are short.
-STEPS_TEST(huge_rows, {2, 9, 4, ncclFloat16, 20000, kRefMessy, true, kHtRowsAsTold, kHtNoCounter},
-           {1, 12, 2, ncclBfloat16, 140000, kRefDistinct, false, kHtRowsExact, kHtNoCounter})
+STEPS_TEST(huge_rows, {2, 9, 4, ncclFloat16, 20000, kRefMessy, true},
+           {1, 12, 2, ncclBfloat16, 140000, kRefDistinct, false, kHtRowsExact})
 
 EP_TEST(every_top_k) {
-    RefShape shape = {7 * (unsigned)env->size, 5, 32, ncclBfloat16, 16};
-    const RefOpening opening = ref_ht_as(kHtRowsExact, kHtNoCounter, 200);
-    ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, &shape);
-    for (shape.top_k = 1; shape.top_k <= 32; ++shape.top_k) {
-        REF_SCOPED RefRun run = ref_run_open_with(env, group, &shape, kRefMessy, true, opening);
-        train(&run);
-    }
-    EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
+    const RefShape shape = {7 * (unsigned)env->size, 5, 32, ncclBfloat16, 16};
+    play_every_top_k(env, shape, ref_ht_as(kHtRowsExact, kHtNoCounter, 200), train);
 }
 
 STEPS_TEST(many_tokens, {2, 4500, 2, ncclBfloat16, 8, kRefMessy, true, kHtRowsExact, kHtHostCounter})

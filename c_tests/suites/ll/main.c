@@ -9,28 +9,19 @@
 enum { kMaxLocalExperts = 4 };
 
 // Dispatch and combine, twice: the second pair finds what the first left behind.
-static void round_trips(EpEnv* env, const Shape* shapes, size_t num_shapes) {
-    for (size_t i = 0; i < num_shapes; ++i) {
-        REF_SCOPED RefRun run = open_shape(env, &shapes[i], 100 + i);
-        run.variation = (unsigned)i;
-        for (unsigned pair = 0; pair < 2; ++pair) ref_pair(&run);
-    }
+static void two_pairs(RefRun* run) {
+    for (unsigned pair = 0; pair < 2; ++pair) ref_pair(run);
 }
-// A case of these shapes.
-#define SHAPES_TEST(name, ...)                        \
-    EP_TEST(name) {                                   \
-        static const Shape kShapes[] = {__VA_ARGS__}; \
-        round_trips(env, kShapes, COUNT(kShapes));    \
-    }
+#define PAIRS_TEST(name, ...) SHAPES_TEST(name, false, two_pairs, __VA_ARGS__)
 
-SHAPES_TEST(routing_styles, {2, 16, 4, ncclBfloat16, 64, kRefDistinct, false},
-            {2, 16, 4, ncclBfloat16, 64, kRefRepeating, false}, {2, 16, 4, ncclBfloat16, 64, kRefMessy, false},
-            {4, 16, 3, ncclBfloat16, 64, kRefSkewed, false}, {2, 16, 2, ncclBfloat16, 64, kRefOneRank, false},
-            {2, 16, 4, ncclBfloat16, 64, kRefNowhere, false})
+PAIRS_TEST(routing_styles, {2, 16, 4, ncclBfloat16, 64, kRefDistinct, false},
+           {2, 16, 4, ncclBfloat16, 64, kRefRepeating, false}, {2, 16, 4, ncclBfloat16, 64, kRefMessy, false},
+           {4, 16, 3, ncclBfloat16, 64, kRefSkewed, false}, {2, 16, 2, ncclBfloat16, 64, kRefOneRank, false},
+           {2, 16, 4, ncclBfloat16, 64, kRefNowhere, false})
 
-SHAPES_TEST(uneven_tokens, {1, 1, 1, ncclBfloat16, 32, kRefDistinct, true},
-            {2, 33, 4, ncclBfloat16, 32, kRefDistinct, true}, {3, 17, 5, ncclBfloat16, 32, kRefMessy, true},
-            {2, 40, 2, ncclBfloat16, 32, kRefOneRank, true})
+PAIRS_TEST(uneven_tokens, {1, 1, 1, ncclBfloat16, 32, kRefDistinct, true},
+           {2, 33, 4, ncclBfloat16, 32, kRefDistinct, true}, {3, 17, 5, ncclBfloat16, 32, kRefMessy, true},
+           {2, 40, 2, ncclBfloat16, 32, kRefOneRank, true})
 
 EP_TEST(no_tokens_anywhere) {
     REF_SCOPED RefRun run = open_without_tokens(env);
@@ -38,22 +29,17 @@ EP_TEST(no_tokens_anywhere) {
 }
 
 EP_TEST(every_top_k) {
-    RefShape shape = {kMaxLocalExperts * (unsigned)env->size, 6, 32, ncclBfloat16, 16};
-    ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
-    for (shape.top_k = 1; shape.top_k <= 32; ++shape.top_k) {
-        REF_SCOPED RefRun run = ref_run_open_with(env, group, &shape, kRefMessy, true, ref_ll(100));
-        for (unsigned pair = 0; pair < 2; ++pair) ref_pair(&run);
-    }
-    EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
+    const RefShape shape = {kMaxLocalExperts * (unsigned)env->size, 6, 32, ncclBfloat16, 16};
+    play_every_top_k(env, shape, ref_ll(100), two_pairs);
 }
 
-SHAPES_TEST(widths, {1, 5, 2, ncclBfloat16, 8, kRefDistinct, true}, {2, 5, 2, ncclBfloat16, 24, kRefDistinct, true},
-            {2, 5, 2, ncclBfloat16, 1000, kRefDistinct, true}, {1, 7, 2, ncclBfloat16, 6656, kRefDistinct, true},
-            {2, 9, 3, ncclBfloat16, 7168, kRefDistinct, true})
+PAIRS_TEST(widths, {1, 5, 2, ncclBfloat16, 8, kRefDistinct, true}, {2, 5, 2, ncclBfloat16, 24, kRefDistinct, true},
+           {2, 5, 2, ncclBfloat16, 1000, kRefDistinct, true}, {1, 7, 2, ncclBfloat16, 6656, kRefDistinct, true},
+           {2, 9, 3, ncclBfloat16, 7168, kRefDistinct, true})
 
-SHAPES_TEST(element_types, {2, 11, 5, ncclFloat16, 8, kRefMessy, true},
-            {2, 11, 5, ncclFloat16, 1024, kRefRepeating, true}, {2, 11, 5, ncclFloat32, 4, kRefMessy, true},
-            {2, 11, 5, ncclFloat32, 500, kRefRepeating, true}, {2, 11, 9, ncclFloat32, 2048, kRefDistinct, true})
+PAIRS_TEST(element_types, {2, 11, 5, ncclFloat16, 8, kRefMessy, true},
+           {2, 11, 5, ncclFloat16, 1024, kRefRepeating, true}, {2, 11, 5, ncclFloat32, 4, kRefMessy, true},
+           {2, 11, 5, ncclFloat32, 500, kRefRepeating, true}, {2, 11, 9, ncclFloat32, 2048, kRefDistinct, true})
 
 // Ranks with few tokens where others may have many, and have: they serve those of others, too, and cut rows with scales
 // otherwise.
@@ -81,9 +67,9 @@ EP_TEST(few_where_many_may_come) {
 
 // Tokens name an expert again and again until all its R * M slots are filled: by one rank, of whose entries
 // more than M find a slot, while those of others have none left.
-SHAPES_TEST(slots_are_filled, {1, 4, 2, ncclBfloat16, 32, kRefOneExpert, false},
-            {2, 8, 5, ncclBfloat16, 32, kRefOneExpert, false}, {2, 8, 32, ncclFloat32, 32, kRefOneExpert, true},
-            {1, 8, 32, ncclBfloat16, 32, kRefOneRank, true})
+PAIRS_TEST(slots_are_filled, {1, 4, 2, ncclBfloat16, 32, kRefOneExpert, false},
+           {2, 8, 5, ncclBfloat16, 32, kRefOneExpert, false}, {2, 8, 32, ncclFloat32, 32, kRefOneExpert, true},
+           {1, 8, 32, ncclBfloat16, 32, kRefOneRank, true})
 
 EP_TEST(without_counter) {
     const RefShape shape = {2 * (unsigned)env->size, 12, 3, ncclBfloat16, 32};

@@ -10,7 +10,7 @@ void pair_in_stages(RefRun* run) {
 }
 
 void open_by_rank(RefRun* run, const EpEnv* env, const Shape* shape, uint64_t seed) {
-    *run = open_shape(env, shape, seed);
+    *run = open_shape(env, shape, false, seed);
     run->variation = (unsigned)seed;
     run->by_rank = true;
 }

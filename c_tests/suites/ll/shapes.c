@@ -1,11 +1,5 @@
-// Runs of shapes; see shapes.h.
+// See shapes.h.
 #include "suites/ll/shapes.h"
-
-RefRun open_shape(const EpEnv* env, const Shape* shape, uint64_t seed) {
-    const RefShape of_group = {shape->local_experts * (unsigned)env->size, shape->max_tokens,
-                               shape->top_k, shape->datatype, shape->hidden};
-    return ref_run_open_with(env, NULL, &of_group, shape->style, shape->uneven, ref_ll(seed));
-}
 
 RefRun open_by_turns(const EpEnv* env, const RefShape* shape, const unsigned* tokens, unsigned turns) {
     const unsigned ranks = (unsigned)env->size;

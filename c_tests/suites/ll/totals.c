@@ -1,6 +1,5 @@
 // Running totals over dispatches of all kinds: the rows that each local expert receives, the time that a rank waits.
 #include "harness/graphs.h"
-#include "suites/both/both.h"
 #include "suites/ll/shapes.h"
 
 typedef struct {
@@ -28,7 +27,7 @@ EP_TEST(rows_are_counted) {
     static const Shape kShape = {3, 16, 4, ncclBfloat16, 64, kRefMessy, true};
     Counted counted;
     RefRun* const run = &counted.run;
-    *run = open_shape(env, &kShape, 77);
+    *run = open_shape(env, &kShape, false, 77);
     const size_t bytes = kShape.local_experts * sizeof(int64_t);
     counted.expected = calloc(1, bytes);
     EP_REQUIRE(counted.expected != NULL);
@@ -76,7 +75,7 @@ EP_TEST(rows_are_counted) {
 
 EP_TEST(ll_waits_are_timed) {
     static const Shape kShape = {3, 16, 4, ncclBfloat16, 64, kRefMessy, true};
-    REF_SCOPED RefRun run = open_shape(env, &kShape, 78);
+    REF_SCOPED RefRun run = open_shape(env, &kShape, false, 78);
     for (unsigned way = 0; way < 3; ++way) {
         run.by_rank = way > 0;
         run.as_view = way > 1;

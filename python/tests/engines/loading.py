@@ -23,13 +23,13 @@ import torch
 FP8 = torch.float8_e4m3fn
 
 
-def folder(file: str) -> pathlib.Path:
+def folder(file: str, fetched_by: str = "make test-engines") -> pathlib.Path:
     """The folder that has this file: one of NCCL_EP_ENGINES, or one below, the last name first."""
     for top in filter(None, os.environ.get("NCCL_EP_ENGINES", "").split(os.pathsep)):
         for each in (pathlib.Path(top), *sorted(pathlib.Path(top).glob("*/"), reverse=True)):
             if (each / file).exists():
                 return each
-    pytest.skip(f"NCCL_EP_ENGINES names no folder with {file}")
+    pytest.skip(f"NCCL_EP_ENGINES names no folder with {file}, which `{fetched_by}` fetches")
 
 
 class Anything:

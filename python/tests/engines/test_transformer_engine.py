@@ -124,7 +124,8 @@ class Extension(types.ModuleType):
 @pytest.fixture(scope="module")
 def loaded(world, device):
     """`ep.py`, the extension's stand-in, and what it needs of the process group."""
-    place, library = folder("transformer_engine/pytorch/ep.py"), folder(_LIBRARY) / _LIBRARY
+    place = folder("transformer_engine/pytorch/ep.py")
+    library = folder(_LIBRARY, fetched_by="make test-engines LARGE=1") / _LIBRARY
     if world[1] == 1:
         pytest.skip("it refuses a group of one rank")
     if device.type == "cpu" and "LD_PRELOAD" not in os.environ:

@@ -1,5 +1,5 @@
 """The tests of engines' own files (python/tests/engines): over the CPU stand-ins as steps of `make test-engines`, which
-fetches the files, and on GPUs under the same names where there are any.
+fetches the files, and on GPUs under the same names where there are any; and of NVIDIA's `nccl.ep` package.
 """
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import pathlib
 import re
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 
 from testing import command, counts, python_steps
@@ -40,8 +41,10 @@ def host_steps(places: Places) -> list[Step]:
                   timeout=240, environment=_environment(places, name)) for name in _OVER_DEEP_EP for ranks in _RANKS]
     steps.append(Step(f"engines/{_OLDER}/2", python_steps.forked(2, *_words("megatron_core")), _read,
                       python_steps.NEEDS, timeout=240, environment=_environment(places, _OLDER)))
-    return steps + [Step(f"engines/{name}/{ranks}", lambda name=name, ranks=ranks: _later(places, name, ranks),
-                         needs=python_steps.NEEDS) for name in _OVER_LATER_INTERFACE for ranks in _RANKS]
+    later = [("python/later-interface", "nccl_ep", 2),
+             *((f"engines/{name}/{ranks}", name, ranks) for name in _OVER_LATER_INTERFACE for ranks in _RANKS)]
+    return steps + [Step(step, lambda words=words: _later(places, *words), needs=python_steps.NEEDS)
+                    for step, *words in later]
 
 
 def gpu_steps(machine: Machine, step: Callable[..., Step]) -> list[Step]:
@@ -91,14 +94,20 @@ def _read(finished: Finished) -> Counts:
 
 
 def _later(places: Places, name: str, ranks: int) -> tuple[Counts, str]:
-    def stubs(home: str) -> Finished:
-        """What a library of the engine needs and the stand-ins lack, in a folder that the loader looks into."""
-        words = ("python3", str(_STUBS), str(library), str(places.libraries / "libncclep_hostsim.so"), home)
-        return command.run(words, places.environment, 60)
-
+    """Clients of the later interface, which find functions that are loaded already."""
     tops = folders(places.environment) if name == "transformer_engine" else []
     library = next((each for top in tops for each in (top / _WHOLE_LIBRARY, *top.glob(f"*/{_WHOLE_LIBRARY}"))
                     if each.exists()), None)
-    finished = python_steps.over_later_interface(places, python_steps.forked(ranks, *_words(name)),
-                                                 _environment(places), stubs if library else None)
+    stand_ins = places.libraries / "libncclep_hostsim.so"
+    preloaded = [places.libraries / "libnccl_ep_2.so", stand_ins]
+    with tempfile.TemporaryDirectory() as home:
+        (pathlib.Path(home) / "libnccl.so.2").symlink_to(stand_ins)
+        if library:  # what it needs and the stand-ins lack, in a folder that the loader looks into
+            stubs = command.run(("python3", str(_STUBS), str(library), str(stand_ins), home), places.environment, 60)
+            if stubs.status != 0:
+                return counts.build(stubs), stubs.output
+            preloaded.insert(0, pathlib.Path(home) / "stubs.so")
+        finished = command.run(python_steps.forked(ranks, *_words(name)), {
+            **places.environment, **dict(_environment(places)), "LD_LIBRARY_PATH": home,
+            "LD_PRELOAD": ":".join(map(str, preloaded))}, 120)
     return _read(finished), finished.output

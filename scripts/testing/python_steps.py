@@ -49,7 +49,6 @@ print(importlib.metadata.version("nccl_ep"))"""
 _BENCH_WORDS = ("bench", "--stand-ins", "--ranks", "2", "--tokens", "1,4", "--experts", "4", "--hidden", "64",
                 "--top-k", "2", "--repetitions", "4")
 _FIRST_RELEASE = "python/tests/scripts/first_release.py"
-_LATER_INTERFACE = "python/tests/scripts/later_interface.py"
 # setup.sh fetches what only these steps need beside the builds.
 FETCHED = "setup/python"
 NEEDS = (*BUILT, FETCHED)
@@ -123,7 +122,6 @@ def host_steps(places: Places) -> list[Step]:
     steps.append(on_ranks(f"bench-layer/{_EXAMPLE_RANKS}", _EXAMPLE_RANKS, (str(_BENCH), "--", "--alternatives", "--deep-ep"),
                         example_counts()))
     steps += list(_unchanged_script(places))
-    steps.append(Step("python/later-interface", lambda: _others_package(places), needs=NEEDS))
     steps.append(Step("python/types", lambda: python_types.check(places), needs=(FETCHED,)))
     steps.append(Step("python/wheel", lambda: _wheel(places), needs=NEEDS))
     return steps
@@ -228,29 +226,6 @@ def _unchanged_script(places: Places) -> Iterator[Step]:
 
     yield Step(f"python/first-release/{ranks}", lambda: run(False), needs=BUILT)
     yield Step(f"python/first-release-preload/{ranks}", lambda: run(True), needs=BUILT)
-
-
-def over_later_interface(places: Places, words: Sequence[str], own: Iterable[tuple[str, str]],
-                         stubs: Callable[[str], Finished] | None = None) -> Finished:
-    """A program for NVIDIA's package of the later interface, or an engine's library, which find functions that are
-    loaded already; `stubs` puts more of them into a folder."""
-    stand_ins = places.libraries / "libncclep_hostsim.so"
-    with tempfile.TemporaryDirectory() as home:
-        (pathlib.Path(home) / "libnccl.so.2").symlink_to(stand_ins)
-        preloaded = [places.libraries / "libnccl_ep_2.so", stand_ins]
-        if stubs:
-            built = stubs(home)
-            if built.status != 0:
-                return built
-            preloaded.insert(0, pathlib.Path(home) / "stubs.so")
-        return command.run(words, {**places.environment, **dict(own), "LD_LIBRARY_PATH": home,
-                                   "LD_PRELOAD": ":".join(map(str, preloaded))}, 120)
-
-
-def _others_package(places: Places) -> tuple[Counts, str]:
-    own = on_stand_ins(places) | {"PYTHONPATH": str(places.deps / "nccl-ep")}
-    finished = over_later_interface(places, ("python3", _LATER_INTERFACE), own.items())
-    return counts.closing_line(finished), finished.output
 
 
 def _wheel(places: Places) -> tuple[Counts, str]:

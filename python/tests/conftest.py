@@ -94,6 +94,16 @@ def world() -> tuple[int, int]:
 
 
 @pytest.fixture(scope="session")
+def rank(world: tuple[int, int]) -> int:
+    return world[0]
+
+
+@pytest.fixture(scope="session")
+def size(world: tuple[int, int]) -> int:
+    return world[1]
+
+
+@pytest.fixture(scope="session")
 def alone(world: tuple[int, int]) -> None:
     """For a test to which other ranks mean nothing, and which takes seconds: PyTorch starts once more, or
     loads half of itself."""

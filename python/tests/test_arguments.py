@@ -49,9 +49,8 @@ def test_an_algorithm_of_any_type():
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float64, torch.float8_e4m3fn, torch.complex64])
-def test_types_that_no_operation_takes(world, dtype):
+def test_types_that_no_operation_takes(rank, size, dtype):
     """Refused where the type is named, before ranks meet."""
-    rank, size = world
     with pytest.raises(ValueError, match=f"dtype: must be one of torch.bfloat16, .*not {dtype}"):
         EpGroup(size, 8, dtype=dtype)
     with pytest.raises(ValueError, match="token_dtype: must be one of"):
@@ -60,8 +59,7 @@ def test_types_that_no_operation_takes(world, dtype):
         nccl_ep.tune("times.json", nccl_ep.MoeShape(size, 8, 1, 1, dtype))
 
 
-def test_what_is_no_tensor(small, world, device):
-    rank, size = world
+def test_what_is_no_tensor(small, rank, size, device):
     ep, handle = small(2)
     for call, text in (
             (lambda: handle.dispatch([[0.0]]), "tokens: must be a tensor, not list; "
@@ -128,9 +126,8 @@ def test_tensors_without_memory_of_their_own(alone, group, device):
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.uint32, torch.uint64,
                                    torch.int8, torch.int16, torch.int32])
-def test_ids_of_any_integer_type(group, world, device, dtype):
+def test_ids_of_any_integer_type(group, rank, size, device, dtype):
     """The largest number of an unsigned type takes no part, as -1 does not."""
-    rank, size = world
     ep = group(num_experts=size, hidden=8, max_tokens_per_rank=3, dtype=torch.float32)
     none = -1 if dtype == torch.uint64 else torch.iinfo(dtype).max
     ids = torch.tensor([[0, size - 1], [none, 0], [none, none]], device=device)
@@ -166,8 +163,7 @@ def test_the_text_begins_with_what_matters(library, comm, world):
         library.ncclCommCount(nccl_ep.ncclComm_t())
 
 
-def test_texts_have_the_names_of_python(small, world, device):
-    rank, size = world
+def test_texts_have_the_names_of_python(small, rank, size, device):
     for call, text in (
             (lambda: EpGroup(size + 1, 8, max_tokens_per_rank=1) if size > 1 else
              EpGroup(1, 8, algorithm="ht", max_tokens_per_rank=2**32 - 1),
@@ -192,9 +188,8 @@ def test_torch_tensors_for_c(library: NCCLLibrary):
         library.ncclEpCreateHandle(None, tensor)
 
 
-def test_what_things_are_called(small, world, device):
+def test_what_things_are_called(small, rank, size, device):
     """`repr` says what tells one from another; `dir` has what loads at first use."""
-    rank, size = world
     ep, handle = small(2, num_experts=2 * size, dtype=torch.bfloat16)
     text = f"<EpGroup ll, rank {rank} of {size}, {2 * size} experts, hidden 8 torch.bfloat16, "
     assert repr(ep).startswith(text) and repr(ep).endswith(f"{device}>")

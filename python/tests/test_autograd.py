@@ -27,9 +27,8 @@ def masked_problem(group, world, device):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("masked, repeated", [(False, False), (True, False), (True, True)])
-def test_moe_layer_matches_dense_torch(group, world, device, dtype, masked, repeated):
+def test_moe_layer_matches_dense_torch(group, rank, size, device, dtype, masked, repeated):
     """Also where tokens name an expert twice: its weight is the sum, in both directions."""
-    rank, size = world
     problem = Problem(rank, size, dtype=dtype, masked=masked, repeated=repeated, device=device)
     ep = group(num_experts=problem.num_experts, hidden=problem.hidden, algorithm="ht", dtype=dtype)
     tokens, weights = problem.tokens.requires_grad_(), problem.weights.requires_grad_()
@@ -51,9 +50,8 @@ def test_moe_layer_matches_dense_torch(group, world, device, dtype, masked, repe
     problem.close(experts.grad, want.experts_grad[rank * ep.num_local_experts:][:len(experts)])
 
 
-def test_ranks_whose_results_nobody_used_take_part(group, world, device):
+def test_ranks_whose_results_nobody_used_take_part(group, rank, size, device):
     """The gradient of rank 0's tokens comes from all ranks, even if those use only the weights."""
-    rank, size = world
     ep = group(num_experts=size, hidden=8, algorithm="ht", dtype=torch.float32)
     handle = ep.create_handle(torch.arange(size, device=device).reshape(1, size))
     tokens = torch.ones((1, 8), device=device, requires_grad=True)
@@ -121,9 +119,8 @@ def test_values_return_to_the_callers_order():
     assert torch.equal(in_callers_order(ids, packed, 9), want)
 
 
-def test_a_handle_outlives_its_backward(group, world, device):
+def test_a_handle_outlives_its_backward(group, size, device):
     """Only the graph holds the handle; backward still works."""
-    _, size = world
     ep = group(num_experts=size, hidden=16, algorithm="ht", dtype=torch.float32)
     tokens = torch.ones((3, 16), device=device, requires_grad=True)
 
@@ -137,9 +134,8 @@ def test_a_handle_outlives_its_backward(group, world, device):
     assert dist.get_world_size() == size
 
 
-def test_a_handle_of_inference_mode(group, world, device):
+def test_a_handle_of_inference_mode(group, size, device):
     """Its copy of the ids has no versions, and backward needs none."""
-    _, size = world
     ep = group(num_experts=size, hidden=16, algorithm="ht", dtype=torch.float32)
     weights = torch.ones((3, 1), device=device, requires_grad=True)
     with torch.inference_mode():
@@ -190,9 +186,8 @@ def test_gradients_that_would_be_dropped_are_refused(group, world, device):
 
 
 @pytest.mark.parametrize("lost", ["combine", "dispatch"])
-def test_a_backward_that_a_rank_leaves_out(world, device, monkeypatch, lost):
+def test_a_backward_that_a_rank_leaves_out(rank, size, device, monkeypatch, lost):
     """The text of those that wait for it says what they did last, and in which group."""
-    rank, size = world
     if size == 1:
         pytest.skip("no other rank")
     monkeypatch.setenv("NCCL_EP_TIMEOUT_MS", "1500")
@@ -217,8 +212,7 @@ def test_a_backward_that_a_rank_leaves_out(world, device, monkeypatch, lost):
         group.close()
 
 
-def test_low_latency_has_no_gradients(group, world, device):
-    size = world[1]
+def test_low_latency_has_no_gradients(group, size, device):
     ep = group(num_experts=size, hidden=8, max_tokens_per_rank=1, dtype=torch.float32)
     handle = ep.create_handle(torch.zeros((1, 1), dtype=torch.int64, device=device))
     tokens = torch.ones((1, 8), device=device, requires_grad=True)

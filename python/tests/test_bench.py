@@ -28,15 +28,13 @@ def files(tmp_path) -> list[str]:
 
 
 @pytest.mark.high_throughput
-def test_each_mode_and_number_of_tokens_is_timed(world):
-    rank, size = world
+def test_each_mode_and_number_of_tokens_is_timed(rank, size):
     seen = bench.measure(rank, size, _SETTINGS._replace(experts=2 * size))
     assert list(seen.times) == [("ll", 1), ("ll", 3), ("ht", 1), ("ht", 3)]
     assert all(times and min(times) > 0 for times in seen.times.values())
 
 
-def test_rows_that_are_wrong_are_noticed(world, monkeypatch):
-    rank, size = world
+def test_rows_that_are_wrong_are_noticed(rank, size, monkeypatch):
     monkeypatch.setattr("nccl_ep.tuning.measure.Workload.combine", lambda load: load.home.zero_())
     assert bench.measure(rank, size, _SETTINGS._replace(modes=("ll",), experts=2 * size)).times["ll", 1] is None
 

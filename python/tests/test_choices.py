@@ -124,9 +124,8 @@ def test_choices_of_high_throughput(opened, world):
         assert tokens.grad is not None and not any(ep.choices.values())
 
 
-def test_exact_sums(group, world, device, nodes):
+def test_exact_sums(group, size, device, nodes):
     """By k, where other sums are by rank."""
-    rank, size = world
     ep = group(num_experts=2 * size, hidden=64, dtype=torch.float32, algorithm="ll",
                max_tokens_per_rank=20)
     reduce, exact = ep.variants("ll_combine")

@@ -77,8 +77,7 @@ def test_signatures():
     assert inspect.signature(deep_ep.Buffer.low_latency_dispatch).parameters["use_fp8"].default is True
 
 
-def test_layout(buffer, problem, world):
-    rank, size = world
+def test_layout(buffer, problem, size):
     ranks, nodes, experts, goes, event = buffer.get_dispatch_layout(problem.topk_idx,
                                                                     problem.num_experts)
     local = problem.num_experts // size
@@ -109,9 +108,8 @@ def test_layout_over_nodes(device):
 
 
 @pytest.mark.parametrize("scaled", [False, True])
-def test_high_throughput(buffer, problem, world, scaled):
+def test_high_throughput(buffer, problem, rank, size, scaled):
     """Rows by source rank and token, local ids, weights, counts; combine; the cached way."""
-    rank, size = world
     x = problem.tokens
     if scaled:
         scales = torch.arange(2.0, device=x.device).expand(len(x), 2).contiguous() + rank
@@ -218,10 +216,9 @@ def test_operators_of_a_dispatch_mode(buffer, problem, two_ranks):
 @pytest.mark.parametrize("how", [{}, {"round_scale": True}, {"round_scale": True, "use_ue8m0": True},
                                  {"use_fp8": False}], ids=["fp8", "rounded", "ue8m0", "bf16"])
 @pytest.mark.parametrize("hooks", [False, True])
-def test_low_latency(buffer, world, device, how, hooks):
+def test_low_latency(buffer, rank, size, world, device, how, hooks):
     """Rows, scales and their strides, counts, statistics, hooks, `out`; weighted sums."""
     problem = Problem(*world, hidden=512, dtype=torch.bfloat16, masked=True, device=device)
-    rank, size = world
     stats = torch.ones(problem.num_experts // size, dtype=torch.int32, device=device)
     waits = torch.zeros(size, dtype=torch.int64, device=device)
     ids = problem.topk_idx.clone()  # combined with others that are equal

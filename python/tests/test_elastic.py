@@ -72,9 +72,8 @@ def test_signatures():
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_rows_by_token(buffer, problem, world, waits):
+def test_rows_by_token(buffer, problem, rank, size, waits):
     """As many as come or, without a wait of the host, as may; cached; with weights, bias, statistics."""
-    rank, size = world
     of_expert, tokens = pairs(problem, rank)
     stats = torch.ones(len(of_expert), dtype=torch.int32, device=problem.tokens.device)
     rows, ids, weights, handle, event = dispatched(buffer, problem, do_cpu_sync=waits, expert_alignment=4,
@@ -106,9 +105,8 @@ def test_rows_by_token(buffer, problem, world, waits):
 
 @pytest.mark.parametrize("waits", [True, False])
 @pytest.mark.parametrize("scaled", [False, True])
-def test_rows_by_expert(buffer, problem, world, waits, scaled):
+def test_rows_by_expert(buffer, problem, rank, size, waits, scaled):
     """Each expert's rows begin at a multiple of the alignment; those between are zeros if asked for."""
-    rank, size = world
     of_expert, _ = pairs(problem, rank)
     x = problem.tokens
     if scaled:
@@ -155,8 +153,7 @@ def test_without_weights(buffer, problem):
     assert home is None and sums.shape == problem.tokens.shape
 
 
-def test_what_callers_ask_for(buffer, world, problem):
-    rank, size = world
+def test_what_callers_ask_for(buffer, rank, size, problem):
     assert (buffer.rank_idx, buffer.num_ranks, buffer.scaleup_rank_idx) == (rank, size, rank)
     assert buffer.get_logical_domain_size() == buffer.get_physical_domain_size() == (1, size)
     assert buffer.get_theoretical_num_sms(8, 2) > 0 and buffer.get_theoretical_num_qps(24) == 0

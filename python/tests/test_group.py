@@ -28,8 +28,7 @@ def expected_slots(problem: Problem, size: int, expert: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("staged", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_low_latency(group, world, device, dtype, staged):
-    rank, size = world
+def test_low_latency(group, rank, size, device, dtype, staged):
     problem = Problem(rank, size, dtype=dtype, masked=True, device=device)
     ep = ll_group(group, problem, size)
     with ep.create_handle(problem.topk_idx) as handle:
@@ -45,8 +44,7 @@ def test_low_latency(group, world, device, dtype, staged):
     problem.close(combined, problem.tokens.float() * factors)
 
 
-def test_two_staged_handles(group, world, device):
-    rank, size = world
+def test_two_staged_handles(group, rank, size, device):
     problems = [Problem(rank, size, device=device, seed=seed) for seed in (3, 4)]
     ep = ll_group(group, problems[0], size)
     handles = [ep.create_handle(problem.topk_idx) for problem in problems]
@@ -62,8 +60,7 @@ def test_two_staged_handles(group, world, device):
                       problem.tokens * problem.weights.sum(dim=1, keepdim=True))
 
 
-def test_low_latency_reads_ids_in_place(group, world, device):
-    rank, size = world
+def test_low_latency_reads_ids_in_place(group, rank, size, device):
     ep = group(num_experts=size, hidden=8, max_tokens_per_rank=1, dtype=torch.float32)
     ids = torch.zeros((1, 1), dtype=torch.int64, device=device)
     handle = ep.create_handle(ids)
@@ -73,9 +70,8 @@ def test_low_latency_reads_ids_in_place(group, world, device):
         assert received.counts.item() == (size if rank == target else 0)
 
 
-def test_of_other_ids_the_handle_has_a_copy(group, world, device):
+def test_of_other_ids_the_handle_has_a_copy(group, rank, size, device):
     """The handle copies ids of another type or not contiguous; the copy may be changed in place."""
-    rank, size = world
     ep = group(num_experts=size, hidden=8, max_tokens_per_rank=2, dtype=torch.float32)
     for ids in (torch.zeros((2, 1), dtype=torch.int32, device=device),
                 torch.zeros((2, 2), dtype=torch.int64, device=device)[:, 1:]):
@@ -87,9 +83,8 @@ def test_of_other_ids_the_handle_has_a_copy(group, world, device):
 
 
 @pytest.mark.high_throughput
-def test_high_throughput_cached_and_bounded(group, world, device):
+def test_high_throughput_cached_and_bounded(group, rank, size, device):
     """A tokens-only dispatch over the handle's routing, and the bound R*M of a group with M."""
-    rank, size = world
     problem = Problem(rank, size, device=device)
     ep = ll_group(group, problem, size, algorithm="ht")
     handle = ep.create_handle(problem.topk_idx.to(torch.int32))
@@ -106,9 +101,8 @@ def test_high_throughput_cached_and_bounded(group, world, device):
 
 
 @pytest.mark.high_throughput
-def test_high_throughput_counts_at_creation(group, world, device):
+def test_high_throughput_counts_at_creation(group, rank, size, device):
     """Counts tokens per local expert; an id that a token repeats counts once."""
-    rank, size = world
     problem = Problem(rank, size, device=device, masked=True)
     ep = ll_group(group, problem, size, algorithm="ht", max_tokens_per_rank=0)
     ids = problem.topk_idx.clone()
@@ -126,8 +120,7 @@ def test_high_throughput_counts_at_creation(group, world, device):
             ep.create_handle(ids, counts=wrong)
 
 
-def test_shapes_types_and_devices_are_checked(small, world, device):
-    _, size = world
+def test_shapes_types_and_devices_are_checked(small, size, device):
     ep, handle = small(2)
     tokens = torch.zeros((2, 8), device=device)
     slots = torch.zeros((1, 2 * size, 8), device=device)
@@ -174,16 +167,14 @@ def test_numbers_that_no_group_can_have_are_refused(settings, text):
 
 
 @pytest.mark.parametrize("shape", [(2**32 + 4, 0), (2**32, 0), (0, 2**32 + 1)])
-def test_extents_that_c_cannot_hold_are_refused(group, world, device, shape):
-    _, size = world
+def test_extents_that_c_cannot_hold_are_refused(group, size, device, shape):
     ep = group(num_experts=size, hidden=8, max_tokens_per_rank=8, dtype=torch.float32)
     ids = torch.empty(shape, dtype=torch.int64, device=device)
     with pytest.raises(ValueError, match="TOPK_IDX: has shape .* at most 4294967295"):
         ep.create_handle(ids)
 
 
-def test_signs_that_torch_keeps_beside_the_memory(group, world, device):
-    rank, size = world
+def test_signs_that_torch_keeps_beside_the_memory(group, rank, size, device):
     ep = group(num_experts=size, hidden=8, max_tokens_per_rank=2, dtype=torch.float32)
     tokens = torch.arange(16.0, device=device).reshape(2, 8)
     weights = torch.full((2, 1), 0.5, device=device)
@@ -211,8 +202,7 @@ def test_no_communicator_is_left_when_a_group_cannot_be_made(world, monkeypatch)
     assert len(ended) == 2
 
 
-def test_columns_of_a_larger_tensor_are_made_contiguous(group, world, device):
-    rank, size = world
+def test_columns_of_a_larger_tensor_are_made_contiguous(group, rank, size, device):
     ep = group(num_experts=size, hidden=8, max_tokens_per_rank=2, dtype=torch.float32)
     wide = torch.arange(32.0, device=device).reshape(2, 16)
     ids = torch.full((2, 2), rank, device=device)[:, :1]
@@ -220,8 +210,7 @@ def test_columns_of_a_larger_tensor_are_made_contiguous(group, world, device):
     assert torch.equal(received.tokens[0, :2], wide[:, :8])
 
 
-def test_closing(group, world, device):
-    _, size = world
+def test_closing(group, size, device):
     ep = group(num_experts=size, hidden=8, max_tokens_per_rank=2)
     handle = ep.create_handle(torch.zeros((1, 1), dtype=torch.int64, device=device))
     ep.close()
@@ -245,9 +234,8 @@ def test_closing_where_python_starts_no_threads(group, world, monkeypatch):
 
 
 @pytest.mark.high_throughput
-def test_a_group_of_its_own_communicator(world, device):
+def test_a_group_of_its_own_communicator(size, device):
     """Without a communicator the group creates one and destroys it."""
-    _, size = world
     with EpGroup(size, 8, algorithm="ht") as ep:
         assert ep.world_size == size and ep.device == device
         handle = ep.create_handle(torch.zeros((1, 1), dtype=torch.int64, device=device))

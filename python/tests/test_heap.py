@@ -68,8 +68,7 @@ def ep(group, world):
     return made
 
 
-def test_tensors_are_cut_from_the_heap(ep, world, device):
-    rank, size = world
+def test_tensors_are_cut_from_the_heap(ep, rank, device):
     [piece] = ep.memory()
     assert (piece.object, piece.kind) == (0, "heap")
     assert piece.bytes == piece.free == piece.largest_free == MIB + 4096 * rank
@@ -150,10 +149,9 @@ def test_refusals(group, world):
 
 
 @pytest.mark.high_throughput
-def test_operations_find_such_tensors(group, world, device):
+def test_operations_find_such_tensors(group, rank, size, device):
     """With tensors in the heap and elsewhere on each rank in turn: the same rows, and all counted; but a rank alone
     on a GPU looks for none, as it has no peers."""
-    rank, size = world
     tensors = 0 if size == 1 and device.type == "cuda" else 2
     problem = Problem(rank, size, device=device)
     ep = group(num_experts=problem.num_experts, hidden=problem.hidden, algorithm="ht",

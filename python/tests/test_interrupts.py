@@ -33,9 +33,8 @@ def heard():
 
 
 @pytest.fixture
-def late(world):
+def late(rank, size):
     """Calls on all ranks but 0 once that has been interrupted, which waits for them; seconds that it went on."""
-    rank, size = world
     if size == 1:
         pytest.skip("a rank alone waits for nobody")
 
@@ -64,11 +63,10 @@ def late(world):
 
 
 @pytest.mark.parametrize("algorithm", ["ll", pytest.param("ht", marks=pytest.mark.high_throughput)])
-def test_operations(group, world, device, late, algorithm):
+def test_operations(group, rank, size, device, late, algorithm):
     """On the CPU, where calls wait; on GPUs kernels do."""
     if device.type == "cuda":
         pytest.skip("no call waits")
-    rank, size = world
     ep = group(num_experts=size, hidden=HIDDEN, algorithm=algorithm, max_tokens_per_rank=2, dtype=torch.float32)
     ids = torch.arange(2)[:, None]
     tokens = torch.full((2, HIDDEN), rank + 1.0)
@@ -96,9 +94,8 @@ def test_a_group(group, world, late, library, monkeypatch):
 
 
 @pytest.mark.high_throughput
-def test_the_number_of_rows(group, world, device, late, monkeypatch):
+def test_the_number_of_rows(group, rank, size, device, late, monkeypatch):
     """Which a dispatch without a bound asks for. Handles are there before it is known, on GPUs of one node."""
-    rank, size = world
     ep = group(num_experts=size, hidden=HIDDEN, algorithm="ht")
     ids = torch.arange(2, device=device)[:, None]
     made = []

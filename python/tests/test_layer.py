@@ -19,8 +19,7 @@ def pairs_of(problem: Problem, size: int) -> list[tuple[int, int, int]]:
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_rows_are_sorted_by_expert(layer, world, device, masked):
-    rank, size = world
+def test_rows_are_sorted_by_expert(layer, rank, size, device, masked):
     problem = Problem(rank, size, masked=masked, device=device)
     ep = layer(problem)
     output, weights, layout = ep.dispatch(problem.tokens, problem.topk_idx.to(torch.int32),
@@ -52,9 +51,8 @@ def test_rows_are_sorted_by_expert(layer, world, device, masked):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("masked, repeated", [(False, False), (True, False), (True, True)])
-def test_moe_matches_dense_torch(layer, world, device, dtype, masked, repeated):
+def test_moe_matches_dense_torch(layer, rank, size, device, dtype, masked, repeated):
     """Forward and backward; the experts apply the weights."""
-    rank, size = world
     problem = Problem(rank, size, dtype=dtype, masked=masked, repeated=repeated, device=device,
                       seed=7)
     ep = layer(problem)
@@ -76,9 +74,8 @@ def test_moe_matches_dense_torch(layer, world, device, dtype, masked, repeated):
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_given_scatter_indices_decide_the_order(layer, world, device, whole):
+def test_given_scatter_indices_decide_the_order(layer, rank, size, device, whole):
     """The given order reverses each expert's rows relative to dispatch's own order."""
-    rank, size = world
     problem = Problem(rank, size, device=device, masked=True)
     ep = layer(problem)
     usual, _, _ = ep.dispatch(problem.tokens, problem.topk_idx)
@@ -106,10 +103,9 @@ def test_wrong_scatter_indices_are_refused(layer, world, device):
                     full_scatter_indices=torch.zeros_like(problem.topk_idx))
 
 
-def test_an_id_that_a_token_repeats(layer, world, device):
+def test_an_id_that_a_token_repeats(layer, rank, size, device):
     """It is one row with the sum of its weights, which both get the gradient of. Ids from E on do
     not count."""
-    rank, size = world
     problem = Problem(rank, size, device=device)
     ep = layer(problem)
     ids, weights = problem.topk_idx.clone(), problem.weights.requires_grad_()
@@ -161,9 +157,8 @@ def test_arguments_are_checked(layer, world, device):
             ep.dispatch(**arguments)
 
 
-def test_more_tokens_than_max_tokens(layer, world, device):
+def test_more_tokens_than_max_tokens(layer, rank, size, device):
     """max_tokens is a hint: later exchanges may be larger, even on one rank only."""
-    rank, size = world
     small = Problem(rank, size, device=device, tokens=2)
     ep = layer(small, max_tokens=2)
     for tokens in (2, 40, 3):
@@ -194,8 +189,7 @@ def test_no_tokens_anywhere(layer, world, device):
     assert ep.combine(rows, layout).shape == (0, problem.hidden)
 
 
-def test_configurations_that_make_no_sense(world):
-    rank, size = world
+def test_configurations_that_make_no_sense(rank, size):
     good = dict(max_tokens=1, hidden=8, topk=1, num_experts=size, rank=rank, world_size=size,
                 local_world_size=size)
     assert EPConfig(**good).num_experts_per_rank == 1 and EPConfig(**good).is_intra_node

@@ -133,8 +133,7 @@ def test_packed_rows_are_forwarded(layer, world, device):
     assert same_bits(layout.scales, scales.view(torch.uint8)[here].view(torch.float8_e4m3fn))
 
 
-def test_ranks_that_cast_and_ranks_that_forward(layer, world, device):
-    rank, size = world
+def test_ranks_that_cast_and_ranks_that_forward(layer, rank, size, world, device):
     problem = problem_of(world, device)
     ep = layer(problem)
     if rank % 2:

@@ -32,9 +32,8 @@ def expected(problem: Problem) -> torch.Tensor:
 
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("code", _LAYERS)
-def test_the_documented_example(world, device, code, autocast):
+def test_the_documented_example(rank, size, device, code, autocast):
     """With gradients: bfloat16 tokens and float32 weights."""
-    rank, size = world
     problem = Problem(rank, size, dtype=torch.bfloat16, masked=True, device=device, seed=3)
     tokens, weights = problem.tokens.requires_grad_(), problem.weights.requires_grad_()
     names = values(problem, size)

@@ -46,10 +46,9 @@ def test_high_throughput_has_nothing_in_flight(small, device):
 
 @pytest.mark.parametrize("algorithm, staged", [
     ("ll", False), ("ll", True), pytest.param("ht", False, marks=pytest.mark.high_throughput)])
-def test_operations_on_another_stream(group, world, device, algorithm, staged):
+def test_operations_on_another_stream(group, size, device, algorithm, staged):
     """The operation waits for the current stream and keeps its tensors after the caller drops them.
     """
-    _, size = world
     hidden, on_gpu = HIDDEN, device.type == "cuda"
     ep = group(num_experts=size, hidden=hidden, max_tokens_per_rank=8, dtype=torch.float32,
                algorithm=algorithm)
@@ -78,12 +77,11 @@ def test_operations_on_another_stream(group, world, device, algorithm, staged):
         del rubbish
 
 
-def test_complete_on_another_current_stream(group, world, device):
+def test_complete_on_another_current_stream(group, size, device):
     """`complete` writes to tensors of the first stream, whose memory must not be reused meanwhile.
     """
     if device.type != "cuda":
         pytest.skip("no streams on the CPU")
-    _, size = world
     ep = group(num_experts=size, hidden=HIDDEN, max_tokens_per_rank=8, dtype=torch.float32)
     other = torch.cuda.Stream(device)
     handle = ep.create_handle(torch.arange(8, device=device).reshape(8, 1) % size)
@@ -99,11 +97,10 @@ def test_complete_on_another_current_stream(group, world, device):
 
 
 @pytest.mark.high_throughput
-def test_dispatch_waits_for_the_handles_own_copy_of_ids(group, world, device, monkeypatch):
+def test_dispatch_waits_for_the_handles_own_copy_of_ids(group, size, device, monkeypatch):
     """It is made after the exchange, so what waits for the group's last operation does not wait for it."""
     if device.type != "cuda":
         pytest.skip("no streams on the CPU")
-    _, size = world
     ep = group(num_experts=size, hidden=HIDDEN, max_tokens_per_rank=8, dtype=torch.float32, algorithm="ht")
     ids = torch.arange(8, device=device).reshape(8, 1) % size
     tokens, weights = torch.ones((8, HIDDEN), device=device), torch.full((8, 1), 2.0, device=device)
@@ -139,10 +136,9 @@ def addresses(device, cudart) -> list[int]:
 
 @pytest.mark.parametrize("algorithm", [
     "ll", pytest.param("ht", marks=pytest.mark.high_throughput)])
-def test_the_handles_own_copy_of_ids(group, world, device, cudart, addresses, monkeypatch,
+def test_the_handles_own_copy_of_ids(group, size, device, cudart, addresses, monkeypatch,
                                      algorithm):
     """It is kept for each stream that reads it, once, as nobody else knows of it."""
-    _, size = world
     ep = group(num_experts=size, hidden=8, max_tokens_per_rank=1, dtype=torch.float32,
                algorithm=algorithm)
     ids = torch.zeros((1, 1), dtype=torch.int32, device=device)
@@ -177,9 +173,8 @@ def test_high_throughput_reads_ids_once(group, world, device):
     assert torch.equal(with_gradients.grad, torch.ones_like(problem.weights))
 
 
-def test_a_captured_handle_lives_as_long_as_its_group(group, world, device, monkeypatch):
+def test_a_captured_handle_lives_as_long_as_its_group(group, size, device, monkeypatch):
     """On any device: a handle that the package considers captured is kept."""
-    _, size = world
     ep = group(num_experts=size, hidden=8, max_tokens_per_rank=1, dtype=torch.float32)
     alive = []
     for captured in (False, True):
@@ -197,11 +192,10 @@ def test_a_captured_handle_lives_as_long_as_its_group(group, world, device, monk
 
 @pytest.mark.parametrize("algorithm", [
     "ll", pytest.param("ht", marks=pytest.mark.high_throughput)])
-def test_a_cuda_graph_of_a_handle_that_nobody_has(group, world, device, algorithm):
+def test_a_cuda_graph_of_a_handle_that_nobody_has(group, rank, size, device, algorithm):
     """Replays with other tokens, after the program has dropped the handle and the ids."""
     if device.type != "cuda":
         pytest.skip("the stand-ins cannot capture")
-    rank, size = world
     problem = Problem(rank, size, hidden=64, device=device)
     most = max(len(problem.part(each)[0]) for each in range(size))
     ep = group(num_experts=problem.num_experts, hidden=64, algorithm=algorithm,

@@ -15,8 +15,7 @@ def _several_nodes(nodes):
 
 
 @pytest.mark.high_throughput
-def test_a_layer_spans_them(layer, world, nodes, device):
-    rank, size = world
+def test_a_layer_spans_them(layer, rank, size, nodes, device):
     problem = Problem(rank, size, device=device, masked=True)
     ep = layer(problem)
     assert ep.ep_config.local_world_size == nodes.count(nodes[rank]) < ep.ep_config.world_size
@@ -29,16 +28,14 @@ def test_a_layer_spans_them(layer, world, nodes, device):
     ep.ep_barrier_all(None, intra_node_only=True)
 
 
-def test_sums_in_exact_order_are_refused(group, world, monkeypatch):
-    _, size = world
+def test_sums_in_exact_order_are_refused(group, size, monkeypatch):
     monkeypatch.setenv("NCCL_EP_LL_COMBINE", "exact")
     with pytest.raises(NcclEpError, match="NCCL_EP_LL_COMBINE: is for groups on one node only"):
         group(num_experts=size, hidden=8, max_tokens_per_rank=1)
 
 
-def test_handles_with_tokens_on_few_ranks(group, world, device):
+def test_handles_with_tokens_on_few_ranks(group, rank, size, device):
     """Ranks tell each other their tokens over the network, in the order of their handles."""
-    rank, size = world
     ep = group(num_experts=size, hidden=8, max_tokens_per_rank=8, dtype=torch.float32)
     handles = []
     for tokens in (8 * (rank == 0), 8 * (rank == size - 1), 3):

@@ -17,8 +17,7 @@ def dequantised(rows: torch.Tensor, scales: torch.Tensor, cast: str) -> torch.Te
 
 @pytest.mark.parametrize("cast", ["fp8", "fp8_pow2", "ue8m0", "ue8m0_packed", "mxfp8"])
 @pytest.mark.parametrize("order", ["row", "column"])
-def test_low_latency_casts(opened, world, cast, order):
-    rank, size = world
+def test_low_latency_casts(opened, rank, size, cast, order):
     problem, ep, handle = opened("ll", hidden=_HIDDEN, dtype=torch.bfloat16)
     with handle:
         received = handle.dispatch(problem.tokens, cast=cast, scales_order=order)
@@ -62,8 +61,7 @@ def test_scales_of_any_type(opened, dtype):
 
 
 @pytest.mark.parametrize("order", ["row", "column"])
-def test_low_latency_forwards_scales(opened, world, order):
-    rank, size = world
+def test_low_latency_forwards_scales(opened, rank, size, order):
     problem, ep, handle = opened("ll", hidden=_HIDDEN)
     with handle:
         received = handle.dispatch(problem.tokens.to(torch.float8_e4m3fn),

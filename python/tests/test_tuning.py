@@ -80,8 +80,7 @@ def test_the_librarys_own_choice_stays_unless_another_is_clearly_faster():
     assert entries[1]["default"] is True
 
 
-def test_the_slowest_rank_counts(world, comm):
-    rank, size = world
+def test_the_slowest_rank_counts(rank, size, comm):
     times = torch.tensor([float(rank), 1.0 - rank])
     assert Ranks(comm).slowest(times).tolist() == [size - 1, 1.0]
 
@@ -120,9 +119,8 @@ def test_a_file_is_replaced_as_a_whole(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["folder", "times.json"]
 
 
-def test_torchs_defaults_do_not_matter(world, tmp_path, monkeypatch):
+def test_torchs_defaults_do_not_matter(size, tmp_path, monkeypatch):
     """Neither torch's default type nor its default device affects tuning."""
-    _, size = world
     monkeypatch.setattr(search, "candidates", lambda *_: [])
     shape = nccl_ep.MoeShape(num_experts=size, hidden=64, top_k=1, max_tokens_per_rank=1)
     before = torch.get_default_dtype()
@@ -135,8 +133,7 @@ def test_torchs_defaults_do_not_matter(world, tmp_path, monkeypatch):
     assert [entry["default"] for entry in found["entries"]] == [True, True]
 
 
-def test_what_cannot_be_tuned(world, tmp_path):
-    rank, size = world
+def test_what_cannot_be_tuned(size, tmp_path):
     shape = nccl_ep.MoeShape(num_experts=size, hidden=64, top_k=1, max_tokens_per_rank=1)
     nothing = dataclasses.replace(shape, max_tokens_per_rank=0)
     for arguments, text in (((shape, "mid"), "algorithms: must be 'll' or 'ht', not 'mid'"),
@@ -147,9 +144,8 @@ def test_what_cannot_be_tuned(world, tmp_path):
 
 
 @pytest.mark.parametrize("place", ["no/such/folder/times.json", "."])
-def test_a_file_that_cannot_be_written(world, tmp_path, monkeypatch, place):
+def test_a_file_that_cannot_be_written(size, tmp_path, monkeypatch, place):
     """Every rank reports it with the caller's path before anything is measured."""
-    rank, size = world
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(search, "search", None)
     shape = nccl_ep.MoeShape(num_experts=size, hidden=64, top_k=1, max_tokens_per_rank=1)
@@ -169,9 +165,8 @@ def test_a_file_that_cannot_be_written_any_more(comm):
 
 @pytest.mark.parametrize("algorithm", [
     "ll", pytest.param("ht", marks=pytest.mark.high_throughput)])
-def test_tuning_end_to_end(world, device, monkeypatch, tmp_path, algorithm):
+def test_tuning_end_to_end(rank, size, device, monkeypatch, tmp_path, algorithm):
     """All ranks measure, agree and return the same; rank 0 writes it; a group uses the file."""
-    rank, size = world
     monkeypatch.delenv(VARIABLE, raising=False)
     if device.type == "cpu":
         monkeypatch.setattr(search, "candidates", lambda *_: FEW)
@@ -229,9 +224,8 @@ def test_files_are_merged(tmp_path):
     ("ll", {"cast": "fp8"}), ("ll", {"layout": "rank"}), ("ll", {"layout": "view"}), ("ll", {"exact": True}),
     pytest.param("ht", {"cast": "fp8"}, marks=pytest.mark.high_throughput),
     pytest.param("ht", {"memory": "symmetric"}, marks=pytest.mark.high_throughput)])
-def test_a_group_is_tuned_again(world, device, group, monkeypatch, algorithm, options):
+def test_a_group_is_tuned_again(size, device, group, monkeypatch, algorithm, options):
     """On the group that exists, which keeps the caller's choices and selector."""
-    rank, size = world
     monkeypatch.setattr(in_place, "candidates", lambda *_: FEW)
     ep = group(num_experts=2 * size, hidden=128, dtype=torch.bfloat16, algorithm=algorithm,
                max_tokens_per_rank=3)
@@ -281,9 +275,8 @@ def test_what_a_tuned_group_chooses():
     assert chosen(5, operation="ll_combine") == Choice("ll.exact")
 
 
-def test_a_file_names_a_variant(world, group, device, nodes):
+def test_a_file_names_a_variant(size, group, device, nodes):
     """The group takes it where no other is chosen."""
-    rank, size = world
     if size < 2 or len(set(nodes)) > 1:
         return
     facts = {"num_experts": 2 * size, "hidden": 64, "dtype": torch.float32, "max_tokens_per_rank": 20}

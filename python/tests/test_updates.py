@@ -39,9 +39,8 @@ def by_expert(problem, rank, size):
 
 
 @pytest.mark.parametrize("algorithm", ["ll", "ht"])
-def test_an_update_is_another_routing(group, world, device, algorithm):
+def test_an_update_is_another_routing(group, size, world, device, algorithm):
     """The same as a handle made of these ids, in any integers; gradients of weights by k."""
-    size = world[1]
     group = group(num_experts=3 * size, hidden=16, algorithm=algorithm, max_tokens_per_rank=_MOST, dtype=torch.float32)
     handle = group.open_handle()
     with pytest.raises(NcclEpError, match="has no routing yet"):

@@ -133,9 +133,8 @@ def test_tensors_are_made_by_the_groups_allocator(library, comm, world, cudart):
     assert len(freed) == 1 and tensor.data is None
 
 
-def test_nothing_is_kept_by_pointer(library, comm, world, device, cudart):
+def test_nothing_is_kept_by_pointer(library, comm, rank, size, device, cudart):
     """The descriptors of a handle's ids and of an operation may be freed once the call returns."""
-    rank, size = world
     group = library.ncclEpCreateGroup(comm, config(size, token_size_bytes=64))
     ids = torch.full((2, 1), (rank + 1) % size, device=device)
     handle = library.ncclEpCreateHandle(group, describe(ids, Tag.TOPK_IDX),
@@ -152,9 +151,8 @@ def test_nothing_is_kept_by_pointer(library, comm, world, device, cudart):
     library.ncclEpGroupDestroy(group)
 
 
-def test_lists_of_tensors_are_accepted(library, comm, world, device):
+def test_lists_of_tensors_are_accepted(library, comm, size, device):
     """Lists as well as ctypes arrays, and structures as well as byref()."""
-    _, size = world
     group = library.ncclEpCreateGroup(comm, config(size))
     ids = describe(torch.zeros((0, 1), dtype=torch.int64, device=device), Tag.TOPK_IDX)
     handle = library.ncclEpCreateHandle(group, ctypes.byref(ids), None, None, local_tensors=[])

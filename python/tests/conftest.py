@@ -103,6 +103,12 @@ def size(world: tuple[int, int]) -> int:
     return world[1]
 
 
+@pytest.fixture(params=["ll", pytest.param("ht", marks=pytest.mark.high_throughput)])
+def algorithm(request) -> str:
+    """For a test of both modes."""
+    return request.param
+
+
 @pytest.fixture(scope="session")
 def alone(world: tuple[int, int]) -> None:
     """For a test to which other ranks mean nothing, and which takes seconds: PyTorch starts once more, or
@@ -235,3 +241,13 @@ def layer(world, nodes, comm, monkeypatch):
     yield make
     for each in made:
         each.finalize()
+
+
+@pytest.fixture
+def layered(layer, world, device):
+    """Makes a problem, and a layer for it."""
+    def make(latency_tokens: int = 0, **settings) -> tuple[Problem, EPAll2AllLayer]:
+        problem = Problem(*world, device=device, **settings)
+        return problem, layer(problem, latency_tokens=latency_tokens)
+
+    return make

@@ -40,7 +40,8 @@ class Problem:
                  experts_per_rank: int = 3, dtype: torch.dtype = torch.float32,
                  masked: bool = False, repeated: bool = False, device: torch.device | str = "cpu", seed: int = 1) -> None:
         random = torch.Generator().manual_seed(seed)
-        self.rank, self.device, self.dtype, self.hidden = rank, torch.device(device), dtype, hidden
+        self.rank, self.size = rank, size
+        self.device, self.dtype, self.hidden = torch.device(device), dtype, hidden
         self.num_experts = experts_per_rank * size
         top_k = min(top_k, self.num_experts)
         self.top_k = top_k
@@ -67,6 +68,27 @@ class Problem:
     def part(self, rank: int) -> list[torch.Tensor]:
         """Tokens, ids, weights and gradients of any rank."""
         return self._parts[rank]
+
+    def of_all(self, which: int) -> torch.Tensor:
+        """Tokens, ids, weights or gradients, by their place in `part`, of all ranks in turn."""
+        return torch.cat([part[which] for part in self._parts])
+
+    @property
+    def place(self) -> slice:
+        """Where this rank's rows are in those of all."""
+        first = sum(len(part[0]) for part in self._parts[:self.rank])
+        return slice(first, first + len(self.tokens))
+
+    @property
+    def factors(self) -> torch.Tensor:
+        """The sum of each token's weights, [T, 1]: what identity experts multiply it by."""
+        return torch.where(self.topk_idx >= 0, self.weights, 0.0).sum(dim=1, keepdim=True)
+
+    @property
+    def ranks(self) -> torch.Tensor:
+        """To how many ranks each token goes, [T, 1]."""
+        owners = torch.where(self.topk_idx >= 0, self.topk_idx // (self.num_experts // self.size), -1)
+        return sum((owners == each).any(dim=1, keepdim=True) for each in range(self.size))
 
     def local_experts(self, count: int) -> torch.Tensor:
         """The matrices of this rank's experts, [L, H, H], float32."""
@@ -98,6 +120,15 @@ class Problem:
     def backward(self, output: torch.Tensor, retain_graph: bool = False) -> None:
         """The backward of an output whose gradient is this rank's. By a loss: for a gradient torch loads its compiler."""
         (output.float() * self.grad.float()).sum().backward(retain_graph=retain_graph)
+
+    def check(self, output: torch.Tensor, experts: torch.Tensor | None = None) -> None:
+        """The output, and the gradients of tokens, weights and local experts that it left, are those of `dense`."""
+        want = self.dense()
+        self.close(output, want.output)
+        self.close(self.tokens.grad, want.tokens_grad)
+        self.close(self.weights.grad, want.weights_grad)
+        if experts is not None:
+            self.close(experts.grad, want.experts_grad[self.rank * len(experts):][:len(experts)])
 
     def close(self, got: torch.Tensor, want: torch.Tensor) -> None:
         """Equal up to the rounding of the tokens' type."""

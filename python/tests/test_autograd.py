@@ -15,26 +15,22 @@ from problems import Problem
 pytestmark = pytest.mark.high_throughput
 
 
-def masked_problem(group, world, device):
+@pytest.fixture
+def routed(opened):
     """Tokens and weights that need gradients, some ids masked, and a handle for them."""
-    problem = Problem(*world, masked=True, device=device)
+    problem, _, handle = opened("ht", masked=True)
     problem.tokens.requires_grad_()
     problem.weights.requires_grad_()
-    ep = group(num_experts=problem.num_experts, hidden=problem.hidden, algorithm="ht",
-               dtype=torch.float32)
-    return problem, ep.create_handle(problem.topk_idx)
+    return problem, handle
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("masked, repeated", [(False, False), (True, False), (True, True)])
-def test_moe_layer_matches_dense_torch(group, rank, size, device, dtype, masked, repeated):
+def test_moe_layer_matches_dense_torch(opened, device, dtype, masked, repeated):
     """Also where tokens name an expert twice: its weight is the sum, in both directions."""
-    problem = Problem(rank, size, dtype=dtype, masked=masked, repeated=repeated, device=device)
-    ep = group(num_experts=problem.num_experts, hidden=problem.hidden, algorithm="ht", dtype=dtype)
+    problem, ep, handle = opened("ht", dtype=dtype, masked=masked, repeated=repeated)
     tokens, weights = problem.tokens.requires_grad_(), problem.weights.requires_grad_()
     experts = problem.local_experts(ep.num_local_experts).requires_grad_()
-
-    handle = ep.create_handle(problem.topk_idx)
     received, ids, factors = ht_dispatch(handle, tokens, weights)
     result = torch.zeros(received.shape, dtype=torch.float32, device=device)
     for expert in range(ep.num_local_experts):
@@ -42,12 +38,7 @@ def test_moe_layer_matches_dense_torch(group, rank, size, device, dtype, masked,
         result = result + factor * problem.expert(experts[expert], received)
     combined = ht_combine(handle, result.to(dtype))
     problem.backward(combined)
-
-    want = problem.dense()
-    problem.close(combined, want.output)
-    problem.close(tokens.grad, want.tokens_grad)
-    problem.close(weights.grad, want.weights_grad)
-    problem.close(experts.grad, want.experts_grad[rank * ep.num_local_experts:][:len(experts)])
+    problem.check(combined, experts)
 
 
 def test_ranks_whose_results_nobody_used_take_part(group, rank, size, device):
@@ -64,9 +55,9 @@ def test_ranks_whose_results_nobody_used_take_part(group, rank, size, device):
     assert torch.equal(weights.grad, want)
 
 
-def test_a_handle_serves_several_exchanges(group, world, device):
+def test_a_handle_serves_several_exchanges(routed):
     """Two layers over one routing, the second on the first one's results; gradients of both."""
-    problem, handle = masked_problem(group, world, device)
+    problem, handle = routed
     tokens, weights = problem.tokens, problem.weights
     values = tokens
     for power in (1, 2):
@@ -83,8 +74,8 @@ def test_a_handle_serves_several_exchanges(group, world, device):
     problem.close(weights.grad, want_weights.grad)
 
 
-def test_what_is_no_tensor_is_refused(group, world, device):
-    problem, handle = masked_problem(group, world, device)
+def test_what_is_no_tensor_is_refused(routed):
+    problem, handle = routed
     for call, name in ((lambda: ht_dispatch(handle, None, problem.weights), "tokens"),
                        (lambda: ht_dispatch(handle, problem.tokens, [1.0]), "topk_weights"),
                        (lambda: ht_combine(handle, None), "tokens")):
@@ -92,9 +83,9 @@ def test_what_is_no_tensor_is_refused(group, world, device):
             call()
 
 
-def test_a_graph_that_is_kept_and_none_at_all(group, world, device):
+def test_a_graph_that_is_kept_and_none_at_all(routed):
     """Backward twice over one graph; then the same without gradients."""
-    problem, handle = masked_problem(group, world, device)
+    problem, handle = routed
     tokens, weights = problem.tokens, problem.weights
 
     def forward():
@@ -148,9 +139,9 @@ def test_a_handle_of_inference_mode(group, size, device):
         assert torch.equal(weights.grad, torch.ones_like(weights))
 
 
-def test_handles_themselves_are_differentiable(group, world, device):
+def test_handles_themselves_are_differentiable(routed):
     """`dispatch` and `combine` record what the functions of `autograd` record."""
-    problem, handle = masked_problem(group, world, device)
+    problem, handle = routed
     tokens, weights = problem.tokens, problem.weights
     received = handle.dispatch(tokens, weights)
     assert received.topk_weights.requires_grad and not received.topk_idx.requires_grad
@@ -166,9 +157,9 @@ def test_handles_themselves_are_differentiable(group, world, device):
         problem.close(have, expected)
 
 
-def test_gradients_that_would_be_dropped_are_refused(group, world, device):
+def test_gradients_that_would_be_dropped_are_refused(routed, device):
     """They are not lost silently; without gradients the same calls pass."""
-    problem, handle = masked_problem(group, world, device)
+    problem, handle = routed
     rows = handle.num_recv_tokens
     received = torch.zeros((rows, problem.hidden), device=device, requires_grad=True)
     weights = torch.zeros((rows, problem.top_k), device=device)

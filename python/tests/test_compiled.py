@@ -56,11 +56,9 @@ def test_low_latency(low_latency, backend):
     def step(tokens, ids, weights, staged):
         handle.topk_idx.copy_(ids)
         received = handle.dispatch(tokens * 2, send_only=staged)
-        if staged:
-            handle.complete()
+        handle.complete()
         output = handle.combine(received.tokens * 2, weights, send_only=staged)
-        if staged:
-            handle.complete()
+        handle.complete()
         return output, received.counts
 
     function = compiled(step, backend)
@@ -98,8 +96,7 @@ def test_scales_of_low_latency(low_latency, staged):
 
     def step(tokens, weights):
         received = handle.dispatch(tokens, cast="fp8", scales_order="column", send_only=staged)
-        if staged:
-            handle.complete()
+        handle.complete()
         rows = (received.tokens.float() * received.scales).to(torch.bfloat16)
         return handle.combine(rows, weights), received.counts
 
@@ -115,11 +112,9 @@ def gradients(function, problem, *arguments):
 
 
 @pytest.mark.parametrize("bound", [32, 0], ids=["bound", "auto"])
-def test_high_throughput(group, world, device, bound, unknown_sizes):
+def test_high_throughput(opened, bound, unknown_sizes):
     """A handle from outside, one that the graph makes, and the functions of `autograd`."""
-    problem = Problem(*world, masked=True, device=device)
-    ep = group(num_experts=problem.num_experts, hidden=16, algorithm="ht", dtype=torch.float32,
-               max_tokens_per_rank=bound)
+    problem, ep, _ = opened("ht", bound=bound, masked=True)
 
     def outside(tokens, weights, handle):
         received = handle.dispatch(tokens * 2, weights)
@@ -183,10 +178,9 @@ def test_cuda_graph_trees(opened, device):
     assert counters["inductor"]["cudagraph_skips"] == 0
 
 
-def test_the_layer(layer, world, device, unknown_sizes):
+def test_the_layer(layered, unknown_sizes):
     """In one graph, by both of its modes, and with scales."""
-    problem = Problem(*world, device=device)
-    ep = layer(problem, latency_tokens=16)
+    problem, ep = layered(latency_tokens=16)
 
     def step(tokens, weights, ids):
         rows, factors, layout = ep.dispatch(tokens, ids, weights)

@@ -32,7 +32,7 @@ def model(layer, world, device):
     """A problem, the model, and what it makes of it."""
     problem = Problem(*world, device=device)
     made = Model(layer(problem))
-    want = 2 * problem.tokens * problem.weights.sum(dim=1, keepdim=True)
+    want = 2 * problem.tokens * problem.factors
     problem.close(made(problem), want)
     return problem, made
 
@@ -96,7 +96,7 @@ def test_conversions_leave_the_layer_as_it_is(model):
         moe.ep.dispatch(problem.tokens.half(), problem.topk_idx)
 
 
-def test_experts_without_weights(model, world):
+def test_experts_without_weights(model):
     """`forward` has the gradients of its parts."""
     problem, moe = model
     tokens = problem.tokens.requires_grad_()

@@ -12,7 +12,7 @@ _MOST = 32
 
 
 @pytest.fixture(scope="module")
-def buffer(world):
+def buffer():
     """As SGLang makes it with CUDA 13, where GPUs have fabric handles."""
     made = deep_ep.Buffer(dist.group.WORLD, low_latency_mode=True, allow_mnnvl=True, use_fabric=True,
                           explicitly_destroy=True)

@@ -14,7 +14,7 @@ _MOST = 32
 
 
 @pytest.fixture(scope="module")
-def buffer(world):
+def buffer():
     made = deep_ep.ElasticBuffer(dist.group.WORLD, num_max_tokens_per_rank=_MOST, hidden=256, explicitly_destroy=True)
     yield made
     made.destroy()
@@ -48,12 +48,9 @@ def pairs(problem, rank):
     return of_expert, tokens
 
 
-def ranks_of(problem, size):
-    """How many ranks each token goes to, and to how many experts."""
-    local = problem.num_experts // size
-    live = problem.topk_idx >= 0
-    ranks = torch.stack([(live & (problem.topk_idx // local == each)).any(dim=1) for each in range(size)])
-    return ranks.sum(dim=0)[:, None], live.sum(dim=1)[:, None]
+def experts_of(problem):
+    """To how many experts each token goes."""
+    return (problem.topk_idx >= 0).sum(dim=1, keepdim=True)
 
 
 def test_signatures():
@@ -99,13 +96,13 @@ def test_rows_by_token(buffer, problem, rank, size, waits):
     sums, home, _ = buffer.combine(rows, handle, weights, bias, num_sms=4)
     live = problem.topk_idx >= 0
     torch.testing.assert_close(home, torch.where(live, problem.weights, 0.0))
-    torch.testing.assert_close(sums.float(), problem.tokens.float() * ranks_of(problem, size)[0] + 3, rtol=2e-2,
+    torch.testing.assert_close(sums.float(), problem.tokens.float() * problem.ranks + 3, rtol=2e-2,
                                atol=2e-2)
 
 
 @pytest.mark.parametrize("waits", [True, False])
 @pytest.mark.parametrize("scaled", [False, True])
-def test_rows_by_expert(buffer, problem, rank, size, waits, scaled):
+def test_rows_by_expert(buffer, problem, rank, waits, scaled):
     """Each expert's rows begin at a multiple of the alignment; those between are zeros if asked for."""
     of_expert, _ = pairs(problem, rank)
     x = problem.tokens
@@ -137,7 +134,7 @@ def test_rows_by_expert(buffer, problem, rank, size, waits, scaled):
     results[~used] = torch.nan  # which no sum has
     sums, home, _ = buffer.combine(results, handle, weights)
     torch.testing.assert_close(home, torch.where(problem.topk_idx >= 0, problem.weights, 0.0))
-    sent = (x[0] if scaled else x).float() * ranks_of(problem, size)[1]
+    sent = (x[0] if scaled else x).float() * experts_of(problem)
     torch.testing.assert_close(sums.float(), sent, rtol=2e-2, atol=2e-2)
 
 
@@ -169,7 +166,7 @@ def test_bounds_of_batches(buffer, problem, world, expands):
                                          do_expand=expands)
         assert len(rows) == handle.num_expanded_tokens if expands else len(rows) == handle.num_recv_tokens
         assert len(rows) == world[1] * most * (min(problem.top_k, 3) if expands else 1)
-        expected = problem.tokens.float() * ranks_of(problem, world[1])[expands]
+        expected = problem.tokens.float() * (experts_of(problem) if expands else problem.ranks)
         torch.testing.assert_close(buffer.combine(rows, handle)[0].float(), expected, rtol=2e-2, atol=2e-2)
     assert len(buffer.shared._high) <= 4  # one of them without a bound
 
@@ -187,7 +184,7 @@ def test_a_bound_that_batches_share_is_not_too_large(world, device):
     assert rows.shape == (3 * world[1] * (world[0] == 0), 16)
 
 
-def test_memory_in_a_graph(buffer, problem, world, device):
+def test_memory_in_a_graph(buffer, problem, device):
     """Rows of a layer take the memory of those before, which torch would keep from another stream until the end."""
     if device.type != "cuda":
         pytest.skip("no graphs on the CPU")
@@ -203,7 +200,7 @@ def test_memory_in_a_graph(buffer, problem, world, device):
         (first, _), (second, sums) = layer(), layer()
     assert first == second
     graph.replay()
-    expected = problem.tokens.float() * ranks_of(problem, world[1])[0]
+    expected = problem.tokens.float() * problem.ranks
     torch.testing.assert_close(sums.float(), expected, rtol=2e-2, atol=2e-2)
 
 

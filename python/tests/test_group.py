@@ -13,51 +13,41 @@ from nccl_ep import EpGroup, NCCLLibrary, NcclEpError
 from problems import Problem
 
 
-def ll_group(group, problem, size, **settings):
-    most = max(len(problem.part(rank)[0]) for rank in range(size))
-    return group(**{**dict(num_experts=problem.num_experts, hidden=problem.hidden, algorithm="ll",
-                           max_tokens_per_rank=most, dtype=problem.dtype), **settings})
-
-
-def expected_slots(problem: Problem, size: int, expert: int) -> torch.Tensor:
-    """The rows that an LL dispatch delivers to an expert: by source rank, token, k."""
-    rows = [problem.part(rank)[0][(problem.part(rank)[1] == expert).any(dim=1)]
-            for rank in range(size)]
-    return torch.cat(rows)
+def expected_slots(problem: Problem, local: int) -> torch.Tensor:
+    """The rows that an LL dispatch delivers to an expert of this rank: by source rank, token, k."""
+    expert = problem.rank * (problem.num_experts // problem.size) + local
+    return problem.of_all(0)[(problem.of_all(1) == expert).any(dim=1)]
 
 
 @pytest.mark.parametrize("staged", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_low_latency(group, rank, size, device, dtype, staged):
-    problem = Problem(rank, size, dtype=dtype, masked=True, device=device)
-    ep = ll_group(group, problem, size)
-    with ep.create_handle(problem.topk_idx) as handle:
+def test_low_latency(opened, dtype, staged):
+    problem, ep, handle = opened("ll", dtype=dtype, masked=True)
+    with handle:
         received = handle.dispatch(problem.tokens, send_only=staged)
         handle.complete()
         for local in range(ep.num_local_experts):
-            want = expected_slots(problem, size, rank * ep.num_local_experts + local)
+            want = expected_slots(problem, local)
             assert received.counts[local] == len(want)
             assert torch.equal(received.tokens[local, :len(want)], want)
         combined = handle.combine(received.tokens, problem.weights, send_only=staged)
         handle.complete()
-    factors = torch.where(problem.topk_idx >= 0, problem.weights, 0.0).sum(dim=1, keepdim=True)
-    problem.close(combined, problem.tokens.float() * factors)
+    problem.close(combined, problem.tokens.float() * problem.factors)
 
 
-def test_two_staged_handles(group, rank, size, device):
-    problems = [Problem(rank, size, device=device, seed=seed) for seed in (3, 4)]
-    ep = ll_group(group, problems[0], size)
-    handles = [ep.create_handle(problem.topk_idx) for problem in problems]
+def test_two_staged_handles(opened, world, device):
+    first, ep, handle = opened("ll", seed=3)
+    second = Problem(*world, device=device, seed=4)
+    problems, handles = (first, second), (handle, ep.create_handle(second.topk_idx))
     received = [handle.dispatch(problem.tokens, send_only=True)
                 for handle, problem in zip(handles, problems)]
     gc.collect()
     for handle in handles:
         handle.complete()
     for handle, problem, result in zip(handles, problems, received):
-        first = expected_slots(problem, size, rank * ep.num_local_experts)
-        assert torch.equal(result.tokens[0, :len(first)], first)
-        problem.close(handle.combine(result.tokens, problem.weights),
-                      problem.tokens * problem.weights.sum(dim=1, keepdim=True))
+        want = expected_slots(problem, 0)
+        assert torch.equal(result.tokens[0, :len(want)], want)
+        problem.close(handle.combine(result.tokens, problem.weights), problem.tokens * problem.factors)
 
 
 def test_low_latency_reads_ids_in_place(group, rank, size, device):
@@ -83,10 +73,9 @@ def test_of_other_ids_the_handle_has_a_copy(group, rank, size, device):
 
 
 @pytest.mark.high_throughput
-def test_high_throughput_cached_and_bounded(group, rank, size, device):
+def test_high_throughput_cached_and_bounded(opened, size):
     """A tokens-only dispatch over the handle's routing, and the bound R*M of a group with M."""
-    problem = Problem(rank, size, device=device)
-    ep = ll_group(group, problem, size, algorithm="ht")
+    problem, ep, _ = opened("ht", bound=9 + 2 * size)
     handle = ep.create_handle(problem.topk_idx.to(torch.int32))
     assert handle.num_recv_tokens == size * ep.max_tokens_per_rank
     first = handle.dispatch(problem.tokens, problem.weights)
@@ -94,22 +83,18 @@ def test_high_throughput_cached_and_bounded(group, rank, size, device):
     assert again.topk_idx is None and torch.equal(again.tokens, first.tokens)
     rows = int((first.topk_idx >= 0).any(dim=1).sum())
     assert torch.equal(first.tokens[rows:], torch.zeros_like(first.tokens[rows:]))
-    destinations = torch.zeros((len(problem.tokens), size), device=device)
-    destinations.scatter_(1, problem.topk_idx // ep.num_local_experts, 1.0)
-    problem.close(handle.combine(again.tokens),
-                  problem.tokens * destinations.sum(dim=1, keepdim=True))
+    problem.close(handle.combine(again.tokens), problem.tokens * problem.ranks)
 
 
 @pytest.mark.high_throughput
-def test_high_throughput_counts_at_creation(group, rank, size, device):
+def test_high_throughput_counts_at_creation(opened, rank, device):
     """Counts tokens per local expert; an id that a token repeats counts once."""
-    problem = Problem(rank, size, device=device, masked=True)
-    ep = ll_group(group, problem, size, algorithm="ht", max_tokens_per_rank=0)
+    problem, ep, _ = opened("ht", masked=True)
     ids = problem.topk_idx.clone()
     ids[:, 1] = ids[:, 0]
     counts = torch.full((ep.num_local_experts,), -1, dtype=torch.int32, device=device)
     ep.create_handle(ids, counts=counts)
-    everywhere = torch.cat([problem.part(each)[1] for each in range(size)])
+    everywhere = problem.of_all(1)
     everywhere[:, 1] = everywhere[:, 0]
     first = rank * ep.num_local_experts
     assert counts.tolist() == [int((everywhere == first + expert).any(dim=1).sum())

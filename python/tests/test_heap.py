@@ -149,15 +149,13 @@ def test_refusals(group, world):
 
 
 @pytest.mark.high_throughput
-def test_operations_find_such_tensors(group, rank, size, device):
+def test_operations_find_such_tensors(opened, rank, size, device):
     """With tensors in the heap and elsewhere on each rank in turn: the same rows, and all counted; but a rank alone
     on a GPU looks for none, as it has no peers."""
     tensors = 0 if size == 1 and device.type == "cuda" else 2
-    problem = Problem(rank, size, device=device)
-    ep = group(num_experts=problem.num_experts, hidden=problem.hidden, algorithm="ht",
-               max_tokens_per_rank=32, dtype=problem.dtype)
+    problem, ep, handle = opened("ht", bound=32)
     assert ep.statistics() == _NONE
-    with ep.create_handle(problem.topk_idx) as handle:
+    with handle:
         wanted = handle.dispatch(problem.tokens).tokens
         assert ep.statistics() == _NONE
         ep.heap(MIB)

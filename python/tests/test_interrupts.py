@@ -62,7 +62,6 @@ def late(rank, size):
     return make
 
 
-@pytest.mark.parametrize("algorithm", ["ll", pytest.param("ht", marks=pytest.mark.high_throughput)])
 def test_operations(group, rank, size, device, late, algorithm):
     """On the CPU, where calls wait; on GPUs kernels do."""
     if device.type == "cuda":

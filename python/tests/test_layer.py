@@ -11,24 +11,30 @@ from problems import Problem, without_waiting
 pytestmark = pytest.mark.high_throughput
 
 
-def pairs_of(problem: Problem, size: int) -> list[tuple[int, int, int]]:
+def pairs_of(problem: Problem) -> list[tuple[int, int, int]]:
     """(expert, token number over all ranks, k) of all pairs, sorted by expert, then token."""
-    ids = torch.cat([problem.part(rank)[1] for rank in range(size)]).tolist()
-    return sorted((expert, token, k) for token, row in enumerate(ids)
+    return sorted((expert, token, k) for token, row in enumerate(problem.of_all(1).tolist())
                   for k, expert in enumerate(row) if expert >= 0)
 
 
+def reversing(problem: Problem) -> torch.Tensor:
+    """Scatter indices of all tokens that reverse each expert's rows relative to dispatch's own order."""
+    pairs = sorted(pairs_of(problem), key=lambda pair: (pair[0], -pair[1]))
+    indices = torch.full_like(problem.of_all(1), len(pairs))
+    for number, (_, token, k) in enumerate(pairs):
+        indices[token, k] = number
+    return indices
+
+
 @pytest.mark.parametrize("masked", [False, True])
-def test_rows_are_sorted_by_expert(layer, rank, size, device, masked):
-    problem = Problem(rank, size, masked=masked, device=device)
-    ep = layer(problem)
+def test_rows_are_sorted_by_expert(layered, rank, size, masked):
+    problem, ep = layered(masked=masked)
     output, weights, layout = ep.dispatch(problem.tokens, problem.topk_idx.to(torch.int32),
                                           problem.weights)
     local = ep.num_experts_per_rank
-    pairs = pairs_of(problem, size)
+    pairs = pairs_of(problem)
     mine = [pair for pair in pairs if pair[0] // local == rank]
-    tokens = torch.cat([problem.part(each)[0] for each in range(size)])
-    factors = torch.cat([problem.part(each)[2] for each in range(size)])
+    tokens, factors = problem.of_all(0), problem.of_all(2)
     assert layout.num_dispatch_token_cur_rank == len(mine) == output.shape[0]
     assert torch.equal(output, tokens[[token for _, token, _ in mine]])
     assert torch.equal(weights, factors[[token for _, token, _ in mine], [k for *_, k in mine]])
@@ -38,24 +44,21 @@ def test_rows_are_sorted_by_expert(layer, rank, size, device, masked):
     lengths = [len(problem.part(each)[0]) for each in range(size)]
     assert layout.num_input_tokens_per_rank.tolist() == lengths
     assert torch.equal(layout.topk_indices_tensor.long(), problem.topk_idx)
-    first = sum(lengths[:rank])
     for token, row in enumerate(layout.token_dst_scatter_idx.tolist()):
         for k, position in enumerate(row):
             expert = int(problem.topk_idx[token, k])
             want = -1
             if expert >= 0:
                 there = [pair for pair in pairs if pair[0] // local == expert // local]
-                want = there.index((expert, first + token, k))
+                want = there.index((expert, problem.place.start + token, k))
             assert position == want
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("masked, repeated", [(False, False), (True, False), (True, True)])
-def test_moe_matches_dense_torch(layer, rank, size, device, dtype, masked, repeated):
+def test_moe_matches_dense_torch(layered, dtype, masked, repeated):
     """Forward and backward; the experts apply the weights."""
-    problem = Problem(rank, size, dtype=dtype, masked=masked, repeated=repeated, device=device,
-                      seed=7)
-    ep = layer(problem)
+    problem, ep = layered(dtype=dtype, masked=masked, repeated=repeated, seed=7)
     tokens, weights = problem.tokens.requires_grad_(), problem.weights.requires_grad_()
     experts = problem.local_experts(ep.num_experts_per_rank).requires_grad_()
     rows, factors, layout = ep.dispatch(tokens, problem.topk_idx, weights)
@@ -64,50 +67,32 @@ def test_moe_matches_dense_torch(layer, rank, size, device, dtype, masked, repea
     with without_waiting(problem.device):
         output = ep.combine((results * factors.unsqueeze(1)).to(dtype), layout)
         problem.backward(output)
-
-    want = problem.dense()
-    problem.close(output, want.output)
-    problem.close(tokens.grad, want.tokens_grad)
-    problem.close(weights.grad, want.weights_grad)
-    local = ep.num_experts_per_rank
-    problem.close(experts.grad, want.experts_grad[rank * local:(rank + 1) * local])
+    problem.check(output, experts)
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_given_scatter_indices_decide_the_order(layer, rank, size, device, whole):
-    """The given order reverses each expert's rows relative to dispatch's own order."""
-    problem = Problem(rank, size, device=device, masked=True)
-    ep = layer(problem)
+def test_given_scatter_indices_decide_the_order(layered, whole):
+    problem, ep = layered(masked=True)
     usual, _, _ = ep.dispatch(problem.tokens, problem.topk_idx)
-    pairs = pairs_of(problem, size)
-    backwards = sorted(pairs, key=lambda pair: (pair[0], -pair[1]))
-    lengths = [len(problem.part(each)[0]) for each in range(size)]
-    indices = torch.full((sum(lengths), problem.top_k), len(pairs), device=device)
-    for number, (_, token, k) in enumerate(backwards):
-        indices[token, k] = number
-    if not whole:
-        indices = indices[sum(lengths[:rank]):][:lengths[rank]]
-    rows, _, layout = ep.dispatch(problem.tokens, problem.topk_idx,
-                                  full_scatter_indices=indices.to(torch.int32))
+    indices = reversing(problem)[slice(None) if whole else problem.place]
+    rows, _, layout = ep.dispatch(problem.tokens, problem.topk_idx, full_scatter_indices=indices.to(torch.int32))
     blocks = usual.split(layout.num_recv_tokens_per_expert.tolist())
     assert torch.equal(rows, torch.cat([block.flip(0) for block in blocks]))
     valid = (problem.topk_idx >= 0).sum(dim=1, keepdim=True)
     torch.testing.assert_close(ep.combine(rows, layout), problem.tokens * valid)
 
 
-def test_wrong_scatter_indices_are_refused(layer, world, device):
-    problem = Problem(*world, device=device)
-    ep = layer(problem)
+def test_wrong_scatter_indices_are_refused(layered):
+    problem, ep = layered()
     with pytest.raises(ValueError, match="full_scatter_indices"):
         ep.dispatch(problem.tokens, problem.topk_idx,
                     full_scatter_indices=torch.zeros_like(problem.topk_idx))
 
 
-def test_an_id_that_a_token_repeats(layer, rank, size, device):
+def test_an_id_that_a_token_repeats(layered, rank, size, device):
     """It is one row with the sum of its weights, which both get the gradient of. Ids from E on do
     not count."""
-    problem = Problem(rank, size, device=device)
-    ep = layer(problem)
+    problem, ep = layered()
     ids, weights = problem.topk_idx.clone(), problem.weights.requires_grad_()
     ids[:, 1], ids[:, 2] = ids[:, 0], problem.num_experts + 7
     rows, factors, layout = ep.dispatch(problem.tokens, ids, weights)
@@ -132,9 +117,8 @@ def test_an_id_that_a_token_repeats(layer, rank, size, device):
     assert torch.equal(rows, usual)
 
 
-def test_arguments_are_checked(layer, world, device):
-    problem = Problem(*world, device=device)
-    ep = layer(problem)
+def test_arguments_are_checked(layered, device):
+    problem, ep = layered()
     for change, text in (
             ({"exp_indices": problem.topk_idx[:, :1]}, "exp_indices: has shape"),
             ({"exp_indices": problem.topk_idx.to("meta")}, "exp_indices: is on meta"),
@@ -180,9 +164,8 @@ def test_two_layouts_at_a_time_and_barrier(layer, world, device):
         ep.combine(rows[:0], layout)
 
 
-def test_no_tokens_anywhere(layer, world, device):
-    problem = Problem(*world, device=device)
-    ep = layer(problem)
+def test_no_tokens_anywhere(layered):
+    problem, ep = layered()
     rows, weights, layout = ep.dispatch(problem.tokens[:0], problem.topk_idx[:0],
                                         problem.weights[:0])
     assert rows.shape == (0, problem.hidden) and weights.shape == (0,)
@@ -206,10 +189,9 @@ def test_configurations_that_make_no_sense(rank, size):
     dist.barrier()
 
 
-def test_operators_of_a_mode_that_looks_on(layer, world, device, two_ranks):
+def test_operators_of_a_mode_that_looks_on(layered, two_ranks):
     """The layout is the same, with its list."""
-    problem = Problem(*world, device=device)
-    ep = layer(problem)
+    problem, ep = layered()
     want = ep.dispatch(problem.tokens, problem.topk_idx, problem.weights)
     with BaseTorchDispatchMode():
         have = ep.dispatch(problem.tokens, problem.topk_idx, problem.weights)

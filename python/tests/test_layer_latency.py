@@ -29,10 +29,9 @@ def run(layer, problem, **how):
 
 
 @pytest.mark.parametrize("masked, repeated", [(False, False), (True, False), (True, True)])
-def test_both_modes_have_the_same_sums(layer, world, device, masked, repeated):
-    problem = Problem(*world, device=device, masked=masked, repeated=repeated)
+def test_both_modes_have_the_same_sums(layer, layered, world, masked, repeated):
     most = 9 + 2 * world[1]
-    ep = layer(problem, latency_tokens=most)
+    problem, ep = layered(latency_tokens=most, masked=masked, repeated=repeated)
     assert ep.latency_rows == most * world[1] * ep.num_experts_per_rank
     (small, of_small), (large, of_large) = run(ep, problem), run(layer(problem), problem)
     problem.close(small, problem.dense().output)
@@ -42,10 +41,9 @@ def test_both_modes_have_the_same_sums(layer, world, device, masked, repeated):
         assert torch.equal(of_small.num_recv_tokens_per_expert, of_large.num_recv_tokens_per_expert)
 
 
-def test_batches_of_the_full_size_and_without_weights(layer, world, device):
-    problem = Problem(*world, device=device, tokens=6)
+def test_batches_of_the_full_size_and_without_weights(layered, world):
     most = 6 + 2 * (world[1] - 1)
-    ep = layer(problem, latency_tokens=most)
+    problem, ep = layered(latency_tokens=most, tokens=6)
     problem.close(run(ep, problem)[0], problem.dense().output)
     rows, weights, layout = ep.dispatch(problem.tokens, problem.topk_idx)
     assert weights is None
@@ -54,24 +52,21 @@ def test_batches_of_the_full_size_and_without_weights(layer, world, device):
 
 
 @pytest.mark.parametrize("order", ["row", "column"])
-def test_scales(layer, world, device, order):
-    problem = Problem(*world, device=device, hidden=64)
-    ep = layer(problem, latency_tokens=9 + 2 * world[1])
+def test_scales(layered, world, order):
+    problem, ep = layered(latency_tokens=9 + 2 * world[1], hidden=64)
     with torch.no_grad():
         rows, _, layout = ep.dispatch(problem.tokens, problem.topk_idx, problem.weights, cast="fp8",
                                       scales_order=order)
         scales = layout.scales if order == "row" else layout.scales.flatten(0, 1)
         assert rows.dtype == torch.float8_e4m3fn and scales.shape == (len(rows), 1)
         sums = ep.combine(rows.float() * scales, layout)
-    factors = torch.where(problem.topk_idx >= 0, problem.weights, 0.0).sum(dim=1, keepdim=True)
-    torch.testing.assert_close(sums, problem.tokens * factors, rtol=0.1, atol=0.1)
+    torch.testing.assert_close(sums, problem.tokens * problem.factors, rtol=0.1, atol=0.1)
 
 
 @pytest.mark.parametrize("small", [False, True])
-def test_what_is_large_or_has_gradients_goes_by_high_throughput(layer, world, device, small):
+def test_what_is_large_or_has_gradients_goes_by_high_throughput(layered, world, device, small):
     """Also if those of the experts' parameters are the only ones."""
-    problem = Problem(*world, device=device)
-    ep = layer(problem, latency_tokens=9 + 2 * world[1] if small else 4)
+    problem, ep = layered(latency_tokens=9 + 2 * world[1] if small else 4)
     factor = torch.ones(problem.hidden, device=device, requires_grad=True)
     with torch.set_grad_enabled(small):
         rows, weights, layout = ep.dispatch(problem.tokens, problem.topk_idx, problem.weights)
@@ -82,15 +77,13 @@ def test_what_is_large_or_has_gradients_goes_by_high_throughput(layer, world, de
     assert (factor.grad is not None) == small
 
 
-def test_batches_in_flight(layer, world, device):
+def test_batches_in_flight(layered, world):
     """Four at a time; the text says that a fifth has taken a place."""
-    problem = Problem(*world, device=device)
-    ep = layer(problem, latency_tokens=9 + 2 * world[1])
+    problem, ep = layered(latency_tokens=9 + 2 * world[1])
     made = [(problem.tokens * scale, *ep.dispatch(problem.tokens * scale, problem.topk_idx,
                                                   problem.weights)) for scale in range(1, 6)]
-    factors = problem.weights.sum(dim=1, keepdim=True)
     for tokens, rows, weights, layout in made[1:]:
-        problem.close(ep.combine(rows * weights[:, None], layout), tokens * factors)
+        problem.close(ep.combine(rows * weights[:, None], layout), tokens * problem.factors)
     with pytest.raises(ValueError, match="layout_desc: 4 later dispatches have taken its place"):
         ep.combine(made[0][1], made[0][3])
     with pytest.raises(ValueError, match="layout_desc: .*it has no rows of pairs"):
@@ -123,9 +116,8 @@ def test_ids_wait_for_the_last_use_of_their_handle(layer, world, device, monkeyp
     assert calls == ["unused", "written", "used"] * 4 + [2, "written", "used", "used"]
 
 
-def test_the_host_does_not_wait(layer, world, device):
-    problem = Problem(*world, device=device)
-    ep = layer(problem, latency_tokens=9 + 2 * world[1])
+def test_the_host_does_not_wait(layered, world, device):
+    problem, ep = layered(latency_tokens=9 + 2 * world[1])
     rows, weights, layout = ep.dispatch(problem.tokens, problem.topk_idx, problem.weights)
     with without_waiting(device):
         rows, weights, layout = ep.dispatch(problem.tokens, problem.topk_idx, problem.weights)

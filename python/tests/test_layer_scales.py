@@ -1,10 +1,12 @@
 """EPAll2AllLayer with rows that have scales: forwarded and cast, against the formula in torch."""
 
+import functools
+
 import pytest
 import torch
 
 from problems import Problem
-from test_layer import pairs_of
+from test_layer import pairs_of, reversing
 
 pytestmark = pytest.mark.high_throughput
 
@@ -13,9 +15,9 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 _BLOCKS = {"fp8": 128, "fp8_pow2": 128, "ue8m0": 128, "ue8m0_packed": 128, "mxfp8": 32}
 
 
-def problem_of(world, device, **settings) -> Problem:
-    return Problem(*world, **{"hidden": _HIDDEN, "dtype": torch.bfloat16, "device": device,
-                              **settings})
+@pytest.fixture
+def scaled(layered):
+    return functools.partial(layered, hidden=_HIDDEN, dtype=torch.bfloat16)
 
 
 @pytest.fixture(autouse=True)
@@ -62,28 +64,25 @@ def same_bits(got: torch.Tensor, want: torch.Tensor) -> bool:
     return got.dtype == want.dtype and torch.equal(got.view(bits), want.view(bits))
 
 
-def of_all(problem: Problem, size: int) -> torch.Tensor:
-    return torch.cat([problem.part(rank)[0] for rank in range(size)])
-
-
-def tokens_here(ep, problem: Problem, size: int) -> list[int]:
+def tokens_here(ep, problem: Problem) -> list[int]:
     """The number over all ranks of each row's token."""
-    local = ep.num_experts_per_rank
-    return [token for expert, token, _ in pairs_of(problem, size)
-            if expert // local == problem.rank]
+    return [token for expert, token, _ in pairs_of(problem) if expert // ep.num_experts_per_rank == problem.rank]
+
+
+def check(rows: torch.Tensor, layout, tokens: torch.Tensor, cast: str = "fp8") -> None:
+    """Rows and scales are those of the tokens."""
+    want_rows, want_scales = quantised(tokens, cast)
+    assert same_bits(rows, want_rows) and same_bits(layout.scales, want_scales)
 
 
 @pytest.mark.parametrize("order", ["row", "column"])
 @pytest.mark.parametrize("cast", _BLOCKS)
-def test_cast_rows_by_expert(layer, world, device, cast, order):
-    problem = problem_of(world, device, masked=True)
-    ep = layer(problem)
+def test_cast_rows_by_expert(scaled, cast, order):
+    problem, ep = scaled(masked=True)
     rows, weights, layout = ep.dispatch(problem.tokens, problem.topk_idx, problem.weights,
                                         cast=cast, scales_order=order)
-    here = tokens_here(ep, problem, world[1])
-    want_rows, want_scales = quantised(of_all(problem, world[1])[here], cast)
-    assert same_bits(rows, want_rows)
-    assert same_bits(layout.scales, want_scales)
+    here = tokens_here(ep, problem)
+    check(rows, layout, problem.of_all(0)[here], cast)
     step = 16 // layout.scales.element_size()
     pitch = -(-max(len(here), 1) // step) * step
     assert order == "row" or layout.scales.stride() == (1, pitch)
@@ -92,81 +91,60 @@ def test_cast_rows_by_expert(layer, world, device, cast, order):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_cast_of_other_types_than_the_layers(layer, world, device, dtype):
-    problem = problem_of(world, device)
-    ep = layer(problem)
+def test_cast_of_other_types_than_the_layers(scaled, dtype):
+    problem, ep = scaled()
     rows, _, layout = ep.dispatch((problem.tokens / 3).to(dtype), problem.topk_idx, cast="fp8")
-    tokens = (of_all(problem, world[1]) / 3).to(dtype)
-    want_rows, want_scales = quantised(tokens[tokens_here(ep, problem, world[1])], "fp8")
-    assert same_bits(rows, want_rows) and same_bits(layout.scales, want_scales)
+    tokens = (problem.of_all(0) / 3).to(dtype)
+    check(rows, layout, tokens[tokens_here(ep, problem)])
 
 
 @pytest.mark.parametrize("place", ["dense", "pitch", "columns", "neither"])
-def test_forwarded_rows_by_expert(layer, world, device, place):
-    problem = problem_of(world, device)
-    ep = layer(problem)
+def test_forwarded_rows_by_expert(scaled, place):
+    problem, ep = scaled()
     rows, scales = quantised(problem.tokens, "fp8")
     memory = {"dense": scales, "pitch": torch.cat([scales, -scales], dim=1)[:, :3],
               "columns": scales.t().contiguous().t(),
               "neither": torch.stack([scales, -scales], dim=2)[:, :, 0]}[place]
     assert torch.equal(memory, scales)
     got, weights, layout = ep.dispatch(rows, problem.topk_idx, scales=memory)
-    here = tokens_here(ep, problem, world[1])
-    want_rows, want_scales = quantised(of_all(problem, world[1])[here], "fp8")
     assert weights is None
-    assert same_bits(got, want_rows) and same_bits(layout.scales, want_scales)
+    check(got, layout, problem.of_all(0)[tokens_here(ep, problem)])
 
 
-def test_packed_rows_are_forwarded(layer, world, device):
+def test_packed_rows_are_forwarded(scaled):
     """As NVFP4: two numbers in a byte, an e4m3 scale for 16; all bytes that there are."""
-    problem = problem_of(world, device)
-    ep = layer(problem)
-    tokens = of_all(problem, world[1])
+    problem, ep = scaled()
+    tokens = problem.of_all(0)
     packed = tokens.view(torch.uint8)[:, :_HIDDEN // 2]
     scales = tokens.view(torch.uint8)[:, 20:20 + _HIDDEN // 16].view(torch.float8_e4m3fn)
-    first = sum(len(problem.part(each)[0]) for each in range(world[0]))
-    own = slice(first, first + len(problem.tokens))
     packed, scales = (torch.nn.functional.pad(packed, (0, 8)), scales)
-    rows, _, layout = ep.dispatch(packed[own], problem.topk_idx, scales=scales[own])
-    here = tokens_here(ep, problem, world[1])
+    rows, _, layout = ep.dispatch(packed[problem.place], problem.topk_idx, scales=scales[problem.place])
+    here = tokens_here(ep, problem)
     assert same_bits(rows, packed[here])
     assert same_bits(layout.scales, scales.view(torch.uint8)[here].view(torch.float8_e4m3fn))
 
 
-def test_ranks_that_cast_and_ranks_that_forward(layer, rank, size, world, device):
-    problem = problem_of(world, device)
-    ep = layer(problem)
+def test_ranks_that_cast_and_ranks_that_forward(scaled, rank):
+    problem, ep = scaled()
     if rank % 2:
         rows, scales = quantised(problem.tokens, "fp8")
         got, _, layout = ep.dispatch(rows, problem.topk_idx, scales=scales)
     else:
         got, _, layout = ep.dispatch(problem.tokens, problem.topk_idx, cast="fp8")
-    here = tokens_here(ep, problem, size)
-    want_rows, want_scales = quantised(of_all(problem, size)[here], "fp8")
-    assert same_bits(got, want_rows) and same_bits(layout.scales, want_scales)
+    check(got, layout, problem.of_all(0)[tokens_here(ep, problem)])
 
 
-def test_given_scatter_indices_decide_the_order_of_scales(layer, world, device):
-    problem = problem_of(world, device)
-    ep = layer(problem)
-    pairs = pairs_of(problem, world[1])
-    backwards = sorted(pairs, key=lambda pair: (pair[0], -pair[1]))
-    lengths = [len(problem.part(each)[0]) for each in range(world[1])]
-    indices = torch.zeros((sum(lengths), problem.top_k), dtype=torch.int64, device=device)
-    for number, (_, token, k) in enumerate(backwards):
-        indices[token, k] = number
-    rows, _, layout = ep.dispatch(problem.tokens, problem.topk_idx, cast="fp8",
-                                  full_scatter_indices=indices)
-    here = [token for expert, token, _ in backwards
-            if expert // ep.num_experts_per_rank == world[0]]
-    want_rows, want_scales = quantised(of_all(problem, world[1])[here], "fp8")
-    assert same_bits(rows, want_rows) and same_bits(layout.scales, want_scales)
+def test_given_scatter_indices_decide_the_order_of_scales(scaled):
+    problem, ep = scaled()
+    rows, _, layout = ep.dispatch(problem.tokens, problem.topk_idx, cast="fp8", full_scatter_indices=reversing(problem))
+    here = sorted(pairs_of(problem), key=lambda pair: (pair[0], -pair[1]))
+    check(rows, layout, problem.of_all(0)[[token for expert, token, _ in here
+                                           if expert // ep.num_experts_per_rank == problem.rank]])
 
 
-def test_combine_after_a_cast(layer, world, device):
+def test_combine_after_a_cast(scaled, device):
     """Results go home in the layer's dtype; experts behind the dispatch have gradients."""
-    problem = problem_of(world, device)
-    ep = layer(problem)
+    problem, ep = scaled()
     rows, weights, layout = ep.dispatch(problem.tokens, problem.topk_idx, problem.weights,
                                         cast="fp8")
     expert = torch.tensor(2.0, device=device, requires_grad=True)
@@ -174,7 +152,7 @@ def test_combine_after_a_cast(layer, world, device):
     output = ep.combine(weighted * expert, layout)
     own = dequantised(*quantised(problem.tokens, "fp8"))
     assert output.dtype == torch.bfloat16
-    problem.close(output, 2 * own * problem.weights.sum(dim=1, keepdim=True))
+    problem.close(output, 2 * own * problem.factors)
     output.sum().backward()
     torch.testing.assert_close(expert.grad, weighted.sum(), rtol=1e-3, atol=1e-3)
     with pytest.raises(ValueError, match="input: has type torch.float8_e4m3fn; rows are summed"):
@@ -182,10 +160,9 @@ def test_combine_after_a_cast(layer, world, device):
 
 
 @pytest.mark.parametrize("order", ["row", "column"])
-def test_no_rows_anywhere(layer, world, device, order):
+def test_no_rows_anywhere(scaled, order):
     """Neither without tokens, nor where no token has an expert."""
-    problem = problem_of(world, device)
-    ep = layer(problem)
+    problem, ep = scaled()
     for tokens in (0, len(problem.tokens)):
         rows, weights, layout = ep.dispatch(
             problem.tokens[:tokens], torch.full_like(problem.topk_idx[:tokens], -1),
@@ -196,10 +173,9 @@ def test_no_rows_anywhere(layer, world, device, order):
         assert torch.equal(output, torch.zeros_like(problem.tokens[:tokens]))
 
 
-def test_what_makes_no_sense_is_refused(layer, world, device):
+def test_what_makes_no_sense_is_refused(scaled):
     """On this rank alone, before others wait for it: the layer works afterwards."""
-    problem = problem_of(world, device)
-    ep = layer(problem)
+    problem, ep = scaled()
     tokens, (rows, scales) = problem.tokens, quantised(problem.tokens, "fp8")
     for input, arguments, text in (
             (tokens, dict(cast="int4"), "cast: must be one of fp8,"),

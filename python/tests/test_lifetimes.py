@@ -134,8 +134,6 @@ def addresses(device, cudart) -> list[int]:
         cudart["cudaStreamDestroy"](stream)
 
 
-@pytest.mark.parametrize("algorithm", [
-    "ll", pytest.param("ht", marks=pytest.mark.high_throughput)])
 def test_the_handles_own_copy_of_ids(group, size, device, cudart, addresses, monkeypatch,
                                      algorithm):
     """It is kept for each stream that reads it, once, as nobody else knows of it."""
@@ -155,11 +153,9 @@ def test_the_handles_own_copy_of_ids(group, size, device, cudart, addresses, mon
 
 
 @pytest.mark.high_throughput
-def test_high_throughput_reads_ids_once(group, world, device):
+def test_high_throughput_reads_ids_once(opened):
     """A program may reuse its memory: weights are found by the ids that the handle was made with."""
-    problem = Problem(*world, device=device)
-    ep = group(num_experts=problem.num_experts, hidden=problem.hidden, algorithm="ht",
-               dtype=torch.float32)
+    problem, ep, _ = opened("ht")
     ids = problem.topk_idx.clone()
     handle = ep.create_handle(ids)
     want = handle.dispatch(problem.tokens, problem.weights)
@@ -190,16 +186,11 @@ def test_a_captured_handle_lives_as_long_as_its_group(group, size, device, monke
     assert alive[1]() is None
 
 
-@pytest.mark.parametrize("algorithm", [
-    "ll", pytest.param("ht", marks=pytest.mark.high_throughput)])
-def test_a_cuda_graph_of_a_handle_that_nobody_has(group, rank, size, device, algorithm):
+def test_a_cuda_graph_of_a_handle_that_nobody_has(opened, size, device, algorithm):
     """Replays with other tokens, after the program has dropped the handle and the ids."""
     if device.type != "cuda":
         pytest.skip("the stand-ins cannot capture")
-    problem = Problem(rank, size, hidden=64, device=device)
-    most = max(len(problem.part(each)[0]) for each in range(size))
-    ep = group(num_experts=problem.num_experts, hidden=64, algorithm=algorithm,
-               max_tokens_per_rank=most, dtype=torch.float32)
+    problem, ep, _ = opened(algorithm, bound=9 + 2 * size, hidden=64)
     low_latency = algorithm == "ll"
 
     def round_trip(handle):
@@ -217,9 +208,7 @@ def test_a_cuda_graph_of_a_handle_that_nobody_has(group, rank, size, device, alg
     graph, output = captured()
     gc.collect()
     rubbish = [torch.full_like(problem.topk_idx, -1) for _ in range(64)]
-    ranks = torch.zeros((len(problem.tokens), size), device=device)
-    ranks.scatter_(1, problem.topk_idx // ep.num_local_experts, 1.0)
-    factors = (problem.weights if low_latency else ranks).sum(dim=1, keepdim=True)
+    factors = problem.factors if low_latency else problem.ranks
     for step in range(3):
         problem.tokens.add_(step)
         graph.replay()

@@ -15,16 +15,14 @@ def _several_nodes(nodes):
 
 
 @pytest.mark.high_throughput
-def test_a_layer_spans_them(layer, rank, size, nodes, device):
-    problem = Problem(rank, size, device=device, masked=True)
-    ep = layer(problem)
+def test_a_layer_spans_them(layered, rank, nodes):
+    problem, ep = layered(masked=True)
     assert ep.ep_config.local_world_size == nodes.count(nodes[rank]) < ep.ep_config.world_size
     assert not ep.ep_config.is_intra_node
     rows, weights, layout = ep.dispatch(problem.tokens, problem.topk_idx, problem.weights)
     assert layout.send_reqs_for_nodes is None
     output = ep.combine(rows * weights[:, None], layout)
-    factors = torch.where(problem.topk_idx >= 0, problem.weights, 0.0).sum(dim=1, keepdim=True)
-    problem.close(output, problem.tokens * factors)
+    problem.close(output, problem.tokens * problem.factors)
     ep.ep_barrier_all(None, intra_node_only=True)
 
 

@@ -61,13 +61,11 @@ def test_rank_major_rows_in_a_graph(low_latency, cast, staged):
 
     def step(tokens, weights):
         received = handle.dispatch(tokens, weights, layout="rank", cast=cast, send_only=staged)
-        if staged:
-            handle.complete()
+        handle.complete()
         factors = torch.where(received.topk_idx >= 0, received.topk_weights, 0.0).sum(dim=2, keepdim=True)
         rows = received.tokens if cast is None else received.tokens.float() * received.scales
         sums = handle.combine((torch.where(factors > 0, rows, 0) * factors).to(torch.bfloat16), send_only=staged)
-        if staged:
-            handle.complete()
+        handle.complete()
         return sums, received.counts, received.topk_idx
 
     want = step(problem.tokens, problem.weights)
@@ -191,10 +189,9 @@ def test_other_operations_of_high_throughput(high_throughput):
             assert got is None or torch.equal(got.float(), want.float())
 
 
-def test_a_handle_that_a_graph_makes(group, world, device):
+def test_a_handle_that_a_graph_makes(opened, device):
     """Its ticket keeps it for the backward."""
-    problem = Problem(*world, device=device)
-    ep = group(num_experts=problem.num_experts, hidden=16, algorithm="ht", dtype=torch.float32)
+    problem, ep, _ = opened("ht")
     tokens = problem.tokens.requires_grad_()
     with Seen() as seen:
         counts = torch.empty(ep.num_local_experts, dtype=torch.int32, device=device)
@@ -271,7 +268,7 @@ def test_numbers_of_what_is_gone(low_latency):
     assert kept.tolist() == [number]
 
 
-def test_what_is_traced_refuses(low_latency, group, world):
+def test_what_is_traced_refuses(low_latency):
     problem, handle = low_latency
     with Seen():
         for call, text in (

@@ -31,15 +31,13 @@ def test_against_dense_torch(opened, world, device, settings, staged):
     with handle:
         for _ in range(2):
             received = handle.dispatch(problem.tokens, problem.weights, layout="rank", send_only=staged)
-            if staged:
-                handle.complete()
+            handle.complete()
             assert type(received) is RankMajorResult and received.scales is None
             assert received.tokens.shape == (world[1], ep.max_tokens_per_rank, problem.hidden)
             unused = torch.arange(ep.max_tokens_per_rank, device=device) >= received.counts[:, None]
             assert (received.topk_idx[unused] == -1).all()
             home = handle.combine(weighed(problem, ep, received), send_only=staged)
-            if staged:
-                handle.complete()
+            handle.complete()
             problem.close(home, problem.dense().output)
         # Expert-major again, on the same handle.
         assert handle.dispatch(problem.tokens).tokens.shape[0] == ep.num_local_experts
@@ -80,10 +78,9 @@ def test_what_is_refused(opened):
 
 
 @pytest.mark.high_throughput
-def test_high_throughput_has_one_layout(group, world, device):
-    problem = Problem(*world, device=device)
-    ep = group(num_experts=problem.num_experts, hidden=problem.hidden, algorithm="ht")
-    with ep.create_handle(problem.topk_idx) as handle, pytest.raises(ValueError, match="layout: only low"):
+def test_high_throughput_has_one_layout(opened):
+    problem, _, handle = opened("ht")
+    with pytest.raises(ValueError, match="layout: only low"):
         handle.dispatch(problem.tokens, problem.weights, layout="rank")
 
 
@@ -98,8 +95,7 @@ def test_views(opened, world, device, staged):
             for handle in (first, second):
                 received = handle.dispatch(problem.tokens, problem.weights, layout="rank", view=True,
                                            send_only=staged)
-                if staged:
-                    handle.complete()
+                handle.complete()
                 assert received.tokens.dtype == problem.dtype and received.tokens.device == device
                 assert received.tokens.shape == (world[1], ep.max_tokens_per_rank, problem.hidden)
                 views.append(received)

@@ -79,7 +79,7 @@ def test_how_long_ranks_wait_for_each_other(monkeypatch, given, milliseconds):
 @pytest.mark.parametrize("mine, text", [
     (b"id", "rank 0 of 2 waited 200 ms .NCCL_EP_TIMEOUT_MS. for the others, and 0 of 1 came"),
     (None, "rank 1 of 2 waited 200 ms .NCCL_EP_TIMEOUT_MS. for rank 0 on this machine")])
-def test_a_rank_that_does_not_come(monkeypatch, world, mine, text):
+def test_a_rank_that_does_not_come(monkeypatch, mine, text):
     """Each process of this run is a job of its own."""
     only(monkeypatch, {"PMIX_NAMESPACE": f"test.{os.getpid()}", "NCCL_EP_TIMEOUT_MS": "200"})
     began = time.monotonic()

@@ -163,8 +163,6 @@ def test_a_file_that_cannot_be_written_any_more(comm):
         Ranks(comm).on_first(full, "times.json")
 
 
-@pytest.mark.parametrize("algorithm", [
-    "ll", pytest.param("ht", marks=pytest.mark.high_throughput)])
 def test_tuning_end_to_end(rank, size, device, monkeypatch, tmp_path, algorithm):
     """All ranks measure, agree and return the same; rank 0 writes it; a group uses the file."""
     monkeypatch.delenv(VARIABLE, raising=False)

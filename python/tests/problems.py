@@ -73,6 +73,20 @@ class Problem:
         """Tokens, ids, weights or gradients, by their place in `part`, of all ranks in turn."""
         return torch.cat([part[which] for part in self._parts])
 
+    def arrivals(self) -> list[tuple[int, torch.Tensor, dict[int, float]]]:
+        """What comes to this rank, by source rank and token: the source, the row, weights by local experts."""
+        local, found = self.num_experts // self.size, []
+        for source, part in enumerate(self._parts):
+            for row, ids, weights in zip(part[0], part[1].tolist(), part[2].tolist()):
+                pairs = {each % local: weight for each, weight in zip(ids, weights) if each // local == self.rank}
+                found += [(source, row, pairs)] if pairs else []
+        return found
+
+    def by_expert(self) -> list[list[tuple[torch.Tensor, float]]]:
+        """The same by local expert: rows with their weights."""
+        return [[(row, pairs[each]) for _, row, pairs in self.arrivals() if each in pairs]
+                for each in range(self.num_experts // self.size)]
+
     @property
     def place(self) -> slice:
         """Where this rank's rows are in those of all."""
@@ -98,6 +112,14 @@ class Problem:
     def expert(matrix: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """One expert's result, float32."""
         return torch.tanh(rows.float() @ matrix)
+
+    def mixed(self, rows: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, matrices) -> torch.Tensor:
+        """Each row's experts by their local ids, weighted and summed, float32."""
+        result = torch.zeros(rows.shape, device=rows.device)
+        for expert, matrix in enumerate(matrices):
+            factor = torch.where(ids == expert, weights, 0.0).sum(dim=-1, keepdim=True)
+            result = result + torch.where(factor != 0, factor * self.expert(matrix, rows), 0.0)
+        return result
 
     @torch.enable_grad()
     def dense(self) -> Dense:

@@ -11,7 +11,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from nccl_ep.autograd import ht_combine, ht_dispatch
 from nccl_ep.operators import traced
-from problems import Problem
 
 pytestmark = pytest.mark.high_throughput
 

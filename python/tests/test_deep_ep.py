@@ -42,14 +42,6 @@ def dispatched(buffer, problem, x=None, **how):
                            topk_weights=problem.weights, **how)
 
 
-def arrivals(problem, rank):
-    """(source rank, token) of the rows of high throughput that come to a rank, in order."""
-    local = problem.num_experts // dist.get_world_size()
-    return [(source, token) for source in range(dist.get_world_size())
-            for token, ids in enumerate(problem.part(source)[1].tolist())
-            if any(each // local == rank for each in ids if each >= 0)]
-
-
 def test_signatures():
     """Names, order and defaults of the arguments are DeepEP's."""
     stream = "previous_event async_finish allocate_on_comm_stream"
@@ -108,7 +100,7 @@ def test_layout_over_nodes(device):
 
 
 @pytest.mark.parametrize("scaled", [False, True])
-def test_high_throughput(buffer, problem, rank, size, scaled):
+def test_high_throughput(buffer, problem, rank, scaled):
     """Rows by source rank and token, local ids, weights, counts; combine; the cached way."""
     x = problem.tokens
     if scaled:
@@ -116,23 +108,16 @@ def test_high_throughput(buffer, problem, rank, size, scaled):
         x = (x.to(torch.float8_e4m3fn), scales.t().contiguous().t())
     rows, ids, weights, counts, handle, event = dispatched(buffer, problem, x, expert_alignment=4)
     assert event.event is None and ids.dtype == deep_ep.topk_idx_t
-    order = arrivals(problem, rank)
+    order = problem.arrivals()
     if scaled:
         rows, scales = rows
         assert scales.is_contiguous()
-        assert scales[:, 0].tolist() == [float(source) for source, _ in order]
-    want = [problem.part(source)[0][token] for source, token in order]
-    assert len(rows) == len(want)
-    for row, expected in zip(rows, want):
+        assert scales[:, 0].tolist() == [float(source) for source, _, _ in order]
+    assert len(rows) == len(order)
+    for row, its, factors, (_, expected, pairs) in zip(rows, ids.tolist(), weights.tolist(), order):
         assert torch.equal(row.float(), expected.to(rows.dtype).float())
-    local = problem.num_experts // size
-    for (source, token), row, factors in zip(order, ids.tolist(), weights.tolist()):
-        pairs = {each - rank * local: weight for each, weight in
-                 zip(problem.part(source)[1][token].tolist(), problem.part(source)[2][token].tolist())
-                 if each >= 0 and each // local == rank}
-        assert {each: factor for each, factor in zip(row, factors) if each >= 0} == pytest.approx(pairs)
-    tokens = [(ids == each).any(dim=1).sum().item() for each in range(local)]
-    assert counts == [-(-each // 4) * 4 for each in tokens]
+        assert {each: factor for each, factor in zip(its, factors) if each >= 0} == pytest.approx(pairs)
+    assert counts == [-(-len(each) // 4) * 4 for each in problem.by_expert()]
 
     cached, *nothing, event = buffer.dispatch(x, handle=handle)
     assert nothing == [None] * 4
@@ -214,7 +199,7 @@ def test_operators_of_a_dispatch_mode(buffer, problem, two_ranks):
 @pytest.mark.parametrize("how", [{}, {"round_scale": True}, {"round_scale": True, "use_ue8m0": True},
                                  {"use_fp8": False}], ids=["fp8", "rounded", "ue8m0", "bf16"])
 @pytest.mark.parametrize("hooks", [False, True])
-def test_low_latency(buffer, rank, size, world, device, how, hooks):
+def test_low_latency(buffer, size, world, device, how, hooks):
     """Rows, scales and their strides, counts, statistics, hooks, `out`; weighted sums."""
     problem = Problem(*world, hidden=512, dtype=torch.bfloat16, masked=True, device=device)
     stats = torch.ones(problem.num_experts // size, dtype=torch.int32, device=device)
@@ -241,12 +226,9 @@ def test_low_latency(buffer, rank, size, world, device, how, hooks):
             scales = torch.exp2((exponents - 127).float())
         values = (rows.float().unflatten(2, (4, -1)) * scales.float().unsqueeze(-1)).flatten(2)
     assert rows.shape == (len(counts), size * _MOST, 512)
-    for expert, count in enumerate(counts.tolist()):
-        want = [problem.part(source)[0][token] for source in range(size)
-                for token, ids in enumerate(problem.part(source)[1].tolist())
-                for each in ids if each == rank * len(counts) + expert]
-        assert count == len(want) and stats[expert] == count + 1
-        for row, expected in zip(values[expert], want):
+    for block, want, count, total in zip(values, problem.by_expert(), counts.tolist(), stats.tolist()):
+        assert count == len(want) == total - 1
+        for row, (expected, _) in zip(block, want):
             torch.testing.assert_close(row.float(), expected.float(), rtol=0.07, atol=0.02)
     out = torch.empty_like(problem.tokens)
     sums, event, hook = buffer.low_latency_combine(

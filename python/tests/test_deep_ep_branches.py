@@ -6,6 +6,7 @@ import torch.distributed as dist
 
 from nccl_ep import deep_ep
 from problems import Problem
+from test_deep_ep import dispatched
 
 pytestmark = pytest.mark.high_throughput
 _MOST = 32
@@ -115,10 +116,7 @@ def test_without_overlap(buffer, problem):
 def test_sms_of_a_configuration(buffer, problem):
     """That of the first dispatch has effect, as nobody else may have said how many."""
     for given, channels in ((deep_ep.Config(8), 4), (None, 4)):
-        ranks, nodes, experts, goes, _ = buffer.get_dispatch_layout(problem.topk_idx, problem.num_experts)
-        *_, handle, _ = buffer.dispatch(problem.tokens, topk_idx=problem.topk_idx, topk_weights=problem.weights,
-                                        num_tokens_per_rank=ranks, num_tokens_per_rdma_rank=nodes,
-                                        is_token_in_rank=goes, num_tokens_per_expert=experts, config=given)
+        *_, handle, _ = dispatched(buffer, problem, config=given)
         assert handle.handle.group.num_channels == channels
         assert buffer.combine(problem.tokens.new_empty((handle.rows, 128)), handle, config=given)[0].shape == \
             problem.tokens.shape

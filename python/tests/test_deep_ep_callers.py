@@ -1,22 +1,14 @@
-"""Programs over `deep_ep.Buffer`: the order of the calls of vLLM, SGLang and Megatron-Core, by hand."""
+"""Programs over `deep_ep.Buffer`: the order of the calls of SGLang and Megatron-Core, by hand."""
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from problems import Problem
+from test_deep_ep import dispatched
 
 pytestmark = pytest.mark.high_throughput
 _MOST = 32
-
-
-def experts_by_row(problem, rows, ids, weights, local):
-    """Results of high throughput: each row's experts, weighted and summed, float32."""
-    result = torch.zeros(rows.shape, device=rows.device)
-    for expert, matrix in enumerate(problem.local_experts(local)):
-        factor = torch.where(ids == expert, weights, 0.0).sum(dim=1, keepdim=True)
-        result = result + factor * problem.expert(matrix, rows)
-    return result
 
 
 def experts_by_block(problem, rows, local):
@@ -30,65 +22,6 @@ def halves(problem):
     middle = len(problem.tokens) // 2
     return [(part(problem.tokens), part(problem.topk_idx), part(problem.weights))
             for part in (lambda each: each[:middle], lambda each: each[middle:])]
-
-
-def test_vllm_high_throughput(deep_ep, world, device):
-    """One Buffer by keyword over the gloo group; layout, asynchronous dispatch, combine; ids become
-    global; destroyed in the end."""
-    problem = Problem(*world, hidden=64, dtype=torch.bfloat16, device=device)
-    buffer = deep_ep.Buffer(group=dist.group.WORLD, num_nvl_bytes=1 << 20, num_rdma_bytes=0,
-                            low_latency_mode=False, num_qps_per_rank=1, explicitly_destroy=True)
-    deep_ep.Buffer.set_num_sms(20)
-    local = problem.num_experts // world[1]
-    with torch.inference_mode():
-        ranks, nodes, experts, goes, event = buffer.get_dispatch_layout(
-            topk_idx=problem.topk_idx, num_experts=problem.num_experts, previous_event=None,
-            async_finish=False, allocate_on_comm_stream=False)
-        rows, ids, weights, counts, handle, event = buffer.dispatch(
-            x=problem.tokens, handle=None, num_tokens_per_rank=ranks, num_tokens_per_rdma_rank=nodes,
-            is_token_in_rank=goes, num_tokens_per_expert=experts, topk_idx=problem.topk_idx,
-            topk_weights=problem.weights, expert_alignment=1, config=None, previous_event=None,
-            async_finish=True, allocate_on_comm_stream=False)
-        if event.event is not None:
-            event.current_stream_wait()
-        assert sum(counts) == int((ids >= 0).sum())
-        first = world[0] * local
-        everywhere = torch.where(ids == -1, problem.num_experts - 1 if first == 0 else 0, ids + first)
-        assert everywhere.shape == ids.shape
-        results = experts_by_row(problem, rows, ids, weights, local).to(torch.bfloat16)
-        output, _, event = buffer.combine(x=results, handle=handle, topk_weights=None, config=None,
-                                          previous_event=None, async_finish=False,
-                                          allocate_on_comm_stream=False)
-    problem.close(output, problem.dense().output)
-    buffer.destroy()
-
-
-def test_vllm_two_micro_batches(deep_ep, world, device):
-    """Low latency with hooks that run in the other micro-batch's time, ids in new tensors, `out`."""
-    problem = Problem(*world, tokens=8, hidden=128, dtype=torch.bfloat16, device=device)
-    buffer = deep_ep.Buffer(group=dist.group.WORLD, num_nvl_bytes=0, num_rdma_bytes=1 << 20,
-                            low_latency_mode=True, num_qps_per_rank=3, explicitly_destroy=True,
-                            allow_nvlink_for_low_latency_mode=True, allow_mnnvl=False)
-    local = problem.num_experts // world[1]
-    with torch.inference_mode():
-        batches = halves(problem)
-        outputs = [torch.empty_like(tokens) for tokens, _, _ in batches]
-        sent = [buffer.low_latency_dispatch(tokens, ids.clone(), _MOST, problem.num_experts,
-                                            use_fp8=False, round_scale=False, use_ue8m0=False,
-                                            async_finish=False, return_recv_hook=True)
-                for tokens, ids, _ in batches]
-        hooks = []
-        for (rows, counts, handle, _, hook), (_, ids, weights), out in zip(sent, batches, outputs):
-            hook()
-            results = experts_by_block(problem, rows, local).to(torch.bfloat16)
-            _, _, hook = buffer.low_latency_combine(results, ids.clone(), weights, handle,
-                                                    async_finish=False, zero_copy=False,
-                                                    return_recv_hook=True, out=out)
-            hooks.append(hook)
-        for hook in hooks:
-            hook()
-    problem.close(torch.cat(outputs), problem.dense().output)
-    buffer.destroy()
 
 
 def test_sglang_one_buffer_for_both_modes(deep_ep, world, device):
@@ -114,7 +47,7 @@ def test_sglang_one_buffer_for_both_modes(deep_ep, world, device):
         allocate_on_comm_stream=True, expert_alignment=128, config=config)
     event.current_stream_wait()
     assert all(each % 128 == 0 for each in counts)
-    results = experts_by_row(problem, rows, ids, weights, local).to(torch.bfloat16)
+    results = problem.mixed(rows, ids, weights, problem.local_experts(local)).to(torch.bfloat16)
     rows.set_(torch.empty(0, dtype=rows.dtype, device=device))
     output, _, event = buffer.combine(results, handle, previous_event=deep_ep.Buffer.capture(),
                                       async_finish=True, allocate_on_comm_stream=True, config=config)
@@ -142,71 +75,18 @@ def test_sglang_one_buffer_for_both_modes(deep_ep, world, device):
     torch.testing.assert_close(torch.cat(outputs).float(), want, rtol=0.2, atol=0.2)
 
 
-def megatron_functions(get_buffer):
-    """Megatron-Core's two autograd functions: backward of a dispatch is a combine with weights and the other way round;
-    the handle goes through autograd as it is."""
-
-    class FusedDispatch(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x, ids, weights, num_experts, group):
-            buffer = get_buffer(group, x.shape[1] * 2)
-            ranks, nodes, experts, goes, event = buffer.get_dispatch_layout(
-                ids, num_experts, previous_event=None, async_finish=False,
-                allocate_on_comm_stream=False)
-            rows, row_ids, row_weights, counts, handle, event = buffer.dispatch(
-                x, topk_idx=ids, topk_weights=weights, num_tokens_per_rank=ranks,
-                num_tokens_per_rdma_rank=nodes, is_token_in_rank=goes,
-                num_tokens_per_expert=experts, previous_event=None, async_finish=False,
-                allocate_on_comm_stream=False)
-            ctx.group, ctx.handle = group, handle
-            return rows, row_ids, row_weights, torch.tensor(counts), handle
-
-        @staticmethod
-        def backward(ctx, grad, _ids, grad_weights, _counts, _handle):
-            buffer = get_buffer(ctx.group, grad.shape[1] * 2)
-            home, weights, _ = buffer.combine(grad.contiguous(), ctx.handle,
-                                              topk_weights=grad_weights.float(), previous_event=None,
-                                              async_finish=False, allocate_on_comm_stream=False)
-            return home, None, weights, None, None
-
-    class FusedCombine(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x, group, handle):
-            combined, _, _ = get_buffer(group, x.shape[1] * 2).combine(
-                x, handle=handle, async_finish=False, previous_event=None,
-                allocate_on_comm_stream=False)
-            ctx.group, ctx.handle = group, handle
-            return combined
-
-        @staticmethod
-        def backward(ctx, grad):
-            rows, *_ = get_buffer(ctx.group, grad.shape[1] * 2).dispatch(
-                grad.contiguous(), handle=ctx.handle, previous_event=None, async_finish=False,
-                allocate_on_comm_stream=False)
-            return rows, None, None
-
-    return FusedDispatch, FusedCombine
-
-
 def test_megatron_core(deep_ep, world, device):
-    """A layer's forward and backward. The Buffer is dropped without `destroy`."""
+    """What its autograd functions call: a combine with weights goes back from a dispatch, and the other way round. The
+    Buffer is dropped without `destroy`."""
     problem = Problem(*world, hidden=64, dtype=torch.float32, masked=True, device=device)
-    made: list = []
-
-    def get_buffer(group, hidden_bytes):
-        if not made or made[-1].group != group or made[-1].num_nvl_bytes < hidden_bytes:
-            made[:] = [deep_ep.Buffer(group, hidden_bytes, 0)]
-        return made[-1]
-
-    fused_dispatch, fused_combine = megatron_functions(get_buffer)
-    tokens, weights = problem.tokens.requires_grad_(), problem.weights.requires_grad_()
-    local = problem.num_experts // world[1]
-    rows, ids, factors, counts, handle = fused_dispatch.apply(
-        tokens, problem.topk_idx, weights, problem.num_experts, dist.group.WORLD)
-    assert counts.sum().item() == (ids >= 0).sum().item()
-    results = experts_by_row(problem, rows, ids, factors, local)
-    output = fused_combine.apply(results, dist.group.WORLD, handle)
-    problem.backward(output)
+    buffer = deep_ep.Buffer(dist.group.WORLD, 2 * problem.hidden, 0)
+    rows, ids, factors, counts, handle, _ = dispatched(buffer, problem)
+    assert sum(counts) == (ids >= 0).sum().item()
+    results = problem.mixed(rows.requires_grad_(), ids, factors.requires_grad_(),
+                            problem.local_experts(problem.num_experts // world[1]))
+    output = buffer.combine(results.detach(), handle)[0]
+    results.backward(buffer.dispatch(problem.grad, handle=handle)[0])
+    problem.tokens.grad, problem.weights.grad, _ = buffer.combine(rows.grad, handle, topk_weights=factors.grad)
     problem.check(output)
 
 

@@ -33,21 +33,6 @@ def dispatched(buffer, problem, x=None, **how):
                            num_experts=problem.num_experts, **how)
 
 
-def pairs(problem, rank):
-    """(token's row, weight) of each local expert, in order, and the row of each token that comes, once."""
-    local = problem.num_experts // dist.get_world_size()
-    of_expert, tokens = [[] for _ in range(local)], []
-    for source in range(dist.get_world_size()):
-        for row, ids, weights in zip(*problem.part(source)[:3]):
-            mine = {each: weight for each, weight in zip(ids.tolist(), weights.tolist())
-                    if each >= 0 and each // local == rank}
-            if mine:
-                tokens.append(row)
-            for each, weight in mine.items():
-                of_expert[each - rank * local].append((row, weight))
-    return of_expert, tokens
-
-
 def experts_of(problem):
     """To how many experts each token goes."""
     return (problem.topk_idx >= 0).sum(dim=1, keepdim=True)
@@ -69,9 +54,9 @@ def test_signatures():
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_rows_by_token(buffer, problem, rank, size, waits):
+def test_rows_by_token(buffer, problem, size, waits):
     """As many as come or, without a wait of the host, as may; cached; with weights, bias, statistics."""
-    of_expert, tokens = pairs(problem, rank)
+    of_expert, tokens = problem.by_expert(), [row for _, row, _ in problem.arrivals()]
     stats = torch.ones(len(of_expert), dtype=torch.int32, device=problem.tokens.device)
     rows, ids, weights, handle, event = dispatched(buffer, problem, do_cpu_sync=waits, expert_alignment=4,
                                                    cumulative_local_expert_recv_stats=stats, num_sms=8)
@@ -102,9 +87,9 @@ def test_rows_by_token(buffer, problem, rank, size, waits):
 
 @pytest.mark.parametrize("waits", [True, False])
 @pytest.mark.parametrize("scaled", [False, True])
-def test_rows_by_expert(buffer, problem, rank, waits, scaled):
+def test_rows_by_expert(buffer, problem, waits, scaled):
     """Each expert's rows begin at a multiple of the alignment; those between are zeros if asked for."""
-    of_expert, _ = pairs(problem, rank)
+    of_expert = problem.by_expert()
     x = problem.tokens
     if scaled:
         numbers = torch.arange(len(x), device=x.device, dtype=torch.float32)

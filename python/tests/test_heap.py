@@ -14,7 +14,6 @@ import nccl_ep
 from nccl_ep import EpGroup, InvalidArgumentError
 from nccl_ep.heap import Heap
 from nccl_ep.runtime import Runtime
-from problems import Problem
 
 MIB = 1 << 20
 _NONE = {"mapped_tensors": 0, "plain_tensors": 0, "fallbacks": 0}

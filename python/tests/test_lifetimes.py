@@ -9,7 +9,6 @@ import torch
 
 from nccl_ep.operators import numbers
 from nccl_ep.runtime import Runtime
-from problems import Problem
 
 HIDDEN = 4096
 

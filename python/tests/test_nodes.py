@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from nccl_ep import NcclEpError
-from problems import Problem
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nccl_ep.operators.numbers import ticket
-from problems import Problem
 
 pytestmark = [pytest.mark.high_throughput, pytest.mark.usefixtures("two_ranks")]
 

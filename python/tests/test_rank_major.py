@@ -12,14 +12,9 @@ ROWS = {"hidden": 128, "dtype": torch.bfloat16}
 
 def weighed(problem: Problem, ep, received: RankMajorResult) -> torch.Tensor:
     """What this rank's experts give for each row; NaN in rows that hold none."""
-    matrices = problem.local_experts(ep.num_local_experts)
-    rows = received.tokens.float()
-    sums = torch.zeros_like(rows)
-    for expert, matrix in enumerate(matrices):
-        factor = torch.where(received.topk_idx == expert, received.topk_weights, 0.0).sum(2, keepdim=True)
-        result = problem.expert(matrix, rows)
-        sums += torch.where(factor != 0, factor * result, 0.0)
-    used = torch.arange(rows.shape[1], device=rows.device) < received.counts[:, None]
+    sums = problem.mixed(received.tokens, received.topk_idx, received.topk_weights,
+                         problem.local_experts(ep.num_local_experts))
+    used = torch.arange(sums.shape[1], device=sums.device) < received.counts[:, None]
     return torch.where(used[..., None], sums, torch.nan).to(problem.dtype)
 
 

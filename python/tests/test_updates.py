@@ -26,18 +26,6 @@ def ep(group, problem):
     return group(num_experts=problem.num_experts, hidden=64, algorithm="ht", max_tokens_per_rank=_MOST)
 
 
-def by_expert(problem, rank, size):
-    """(token, weight) of each local expert, by source rank and token."""
-    local = problem.num_experts // size
-    found = [[] for _ in range(local)]
-    for source in range(size):
-        for token, ids, weights in zip(*problem.part(source)[:3]):
-            for each, weight in zip(ids.tolist(), weights.tolist()):
-                if each // local == rank:
-                    found[each % local].append((token, weight))
-    return found
-
-
 def test_an_update_is_another_routing(group, size, world, device, algorithm):
     """The same as a handle made of these ids, in any integers; gradients of weights by k."""
     group = group(num_experts=3 * size, hidden=16, algorithm=algorithm, max_tokens_per_rank=_MOST, dtype=torch.float32)
@@ -73,13 +61,13 @@ def test_a_backward_of_an_earlier_routing_is_refused(ep, problem, mode):
 
 
 @pytest.mark.parametrize("alignment", [1, 8])
-def test_rows_by_expert(ep, problem, world, alignment):
+def test_rows_by_expert(ep, problem, alignment):
     """With weights and without, with scales; sums of a token's rows; what a group without room refuses."""
     handle = ep.open_handle(expert_alignment=alignment)
     counts = torch.empty(ep.num_local_experts, dtype=torch.int32, device=ep.device)
     handle.update(problem.topk_idx, counts=counts)
     rows, _, ids, weights, _ = handle.dispatch(problem.tokens, problem.weights)
-    found = by_expert(problem, *world)
+    found = problem.by_expert()
     assert ids is None and counts.tolist() == [len(each) for each in found]
     assert len(rows) == len(weights) == handle.num_recv_tokens and handle.num_recv_tokens % alignment == 0
     begin = 0

@@ -199,6 +199,12 @@ def group(comm):
 
 
 @pytest.fixture
+def problem(world, device) -> Problem:
+    """Some ids are -1, rank 1 has no tokens, the others unequally many."""
+    return Problem(*world, hidden=256, dtype=torch.bfloat16, masked=True, device=device)
+
+
+@pytest.fixture
 def opened(group, world, device):
     """Makes a problem, a group with a bound in low latency and none in high throughput, and a handle."""
     def make(algorithm: str, *, bound: int | None = None, **settings) -> tuple[Problem, EpGroup, EpHandle]:

@@ -26,12 +26,6 @@ def buffer():
     assert not shared._SHARED
 
 
-@pytest.fixture
-def problem(world, device):
-    """Some ids are -1, rank 1 has no tokens, the others unequally many."""
-    return Problem(*world, hidden=256, dtype=torch.bfloat16, masked=True, device=device)
-
-
 def dispatched(buffer, problem, x=None, **how):
     """A dispatch of high throughput with the layout's results."""
     ranks, nodes, experts, goes, _ = buffer.get_dispatch_layout(problem.topk_idx,
@@ -40,6 +34,19 @@ def dispatched(buffer, problem, x=None, **how):
                            num_tokens_per_rdma_rank=nodes, is_token_in_rank=goes,
                            num_tokens_per_expert=experts, topk_idx=problem.topk_idx,
                            topk_weights=problem.weights, **how)
+
+
+def there_and_back(buffer, problem, hooks=False, first=None):
+    """The sums and the counts of low latency, in two halves where there are hooks; of all tokens, or the first ones."""
+    x, ids, weights = (each[:first] for each in (problem.tokens, problem.topk_idx, problem.weights))
+    rows, counts, handle, _, hook = buffer.low_latency_dispatch(x, ids, _MOST, problem.num_experts, use_fp8=False,
+                                                                return_recv_hook=hooks)
+    if hooks:
+        hook()
+    sums, _, hook = buffer.low_latency_combine(rows, ids, weights, handle, return_recv_hook=hooks)
+    if hooks:
+        hook()
+    return sums, counts
 
 
 def test_signatures():
@@ -177,17 +184,7 @@ def test_operators_of_a_dispatch_mode(buffer, problem, two_ranks):
         rows, _, weights, counts, handle, _ = dispatched(buffer, problem)
         results = [rows, *buffer.combine(rows, handle, topk_weights=weights)[:2]]
         # A shape of which no handle is there yet.
-        ids = problem.topk_idx[:5 + hooks]
-        rows, count, handle, _, hook = buffer.low_latency_dispatch(
-            problem.tokens[:5 + hooks], ids, _MOST, problem.num_experts, use_fp8=False,
-            return_recv_hook=hooks)
-        if hooks:
-            hook()
-        sums, _, hook = buffer.low_latency_combine(rows, ids, problem.weights[:5 + hooks], handle,
-                                                   return_recv_hook=hooks)
-        if hooks:
-            hook()
-        return [*results, count, sums], counts
+        return [*results, *there_and_back(buffer, problem, hooks, 5 + hooks)], counts
 
     for hooks in (False, True):
         with BaseTorchDispatchMode():
@@ -261,10 +258,7 @@ def test_other_ways_of_low_latency(buffer, problem, device):
         event.current_stream_wait()
         assert want is None or torch.equal(sums, want)
         want = sums
-    few = problem.topk_idx[:3]
-    rows, _, handle, _, _ = buffer.low_latency_dispatch(problem.tokens[:3], few, _MOST,
-                                                        problem.num_experts, use_fp8=False)
-    assert torch.equal(buffer.low_latency_combine(rows, few, weights[:3], handle)[0], want[:3])
+    assert torch.equal(there_and_back(buffer, problem, first=3)[0], want[:3])
     buffer.clean_low_latency_buffer(_MOST, 256, problem.num_experts)
     status = torch.ones(buffer.group_size, dtype=torch.int32, device=device)
     buffer.low_latency_query_mask_buffer(status)
@@ -273,27 +267,12 @@ def test_other_ways_of_low_latency(buffer, problem, device):
     assert not status.any()
 
 
-def test_padded_handles(buffer, problem):
+def test_padded_handles(buffer, problem, monkeypatch):
     """As over several nodes, where each handle has room for M tokens."""
-    pool = buffer.shared.low_latency(problem.num_experts, 256, _MOST)
-    rows, _, handle, _, _ = buffer.low_latency_dispatch(problem.tokens, problem.topk_idx, _MOST,
-                                                        problem.num_experts, use_fp8=False)
-    want = buffer.low_latency_combine(rows, problem.topk_idx, problem.weights, handle)[0]
-    before, pool.is_one_node = pool.is_one_node, False
-    try:
-        for hooks in (False, True):
-            rows, _, handle, _, hook = buffer.low_latency_dispatch(
-                problem.tokens, problem.topk_idx, _MOST, problem.num_experts, use_fp8=False,
-                return_recv_hook=hooks)
-            if hooks:
-                hook()
-            sums, _, hook = buffer.low_latency_combine(rows, problem.topk_idx, problem.weights,
-                                                       handle, return_recv_hook=hooks)
-            if hooks:
-                hook()
-            assert torch.equal(sums, want)
-    finally:
-        pool.is_one_node = before
+    want = there_and_back(buffer, problem)[0]
+    monkeypatch.setattr(buffer.shared.low_latency(problem.num_experts, 256, _MOST), "is_one_node", False)
+    for hooks in (False, True):
+        assert torch.equal(there_and_back(buffer, problem, hooks)[0], want)
 
 
 def test_events(buffer):

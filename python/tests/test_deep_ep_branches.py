@@ -5,7 +5,6 @@ import torch
 import torch.distributed as dist
 
 from nccl_ep import deep_ep
-from problems import Problem
 from test_deep_ep import dispatched
 
 pytestmark = pytest.mark.high_throughput
@@ -19,11 +18,6 @@ def buffer():
                           explicitly_destroy=True)
     yield made
     made.destroy()
-
-
-@pytest.fixture
-def problem(world, device):
-    return Problem(*world, hidden=128, dtype=torch.bfloat16, masked=True, device=device)
 
 
 def sent(buffer, problem):
@@ -118,5 +112,5 @@ def test_sms_of_a_configuration(buffer, problem):
     for given, channels in ((deep_ep.Config(8), 4), (None, 4)):
         *_, handle, _ = dispatched(buffer, problem, config=given)
         assert handle.handle.group.num_channels == channels
-        assert buffer.combine(problem.tokens.new_empty((handle.rows, 128)), handle, config=given)[0].shape == \
+        assert buffer.combine(problem.tokens.new_empty((handle.rows, problem.hidden)), handle, config=given)[0].shape == \
             problem.tokens.shape

@@ -7,7 +7,6 @@ import torch
 import torch.distributed as dist
 
 from nccl_ep import deep_ep
-from problems import Problem
 
 pytestmark = pytest.mark.high_throughput
 _MOST = 32
@@ -20,12 +19,6 @@ def buffer():
     made.destroy()
     with pytest.raises(RuntimeError, match="destroyed"):
         made.shared
-
-
-@pytest.fixture
-def problem(world, device):
-    """Some ids are -1, rank 1 has no tokens, the others unequally many."""
-    return Problem(*world, hidden=256, dtype=torch.bfloat16, masked=True, device=device)
 
 
 def dispatched(buffer, problem, x=None, **how):

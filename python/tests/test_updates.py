@@ -16,14 +16,8 @@ _MOST = 24
 
 
 @pytest.fixture
-def problem(world, device):
-    """Some ids are -1, rank 1 has no tokens, the others unequally many."""
-    return Problem(*world, hidden=64, dtype=torch.bfloat16, masked=True, device=device)
-
-
-@pytest.fixture
 def ep(group, problem):
-    return group(num_experts=problem.num_experts, hidden=64, algorithm="ht", max_tokens_per_rank=_MOST)
+    return group(num_experts=problem.num_experts, hidden=problem.hidden, algorithm="ht", max_tokens_per_rank=_MOST)
 
 
 def test_an_update_is_another_routing(group, size, world, device, algorithm):
@@ -118,7 +112,7 @@ def test_gradients_of_the_experts_by_expert(ep, problem, monkeypatch, mode, reco
     """Whatever is in new memory, as they read the rows behind all experts; also where tokens want none."""
     handle = ep.open_handle(expert_alignment=8)
     handle.update(problem.topk_idx)
-    matrix = torch.eye(64, dtype=torch.bfloat16, device=ep.device, requires_grad=True)
+    matrix = torch.eye(problem.hidden, dtype=torch.bfloat16, device=ep.device, requires_grad=True)
     tokens, scales = problem.tokens.clone().requires_grad_(recorded), problem.tokens[:, :2].float()
     plain = torch.empty
 
@@ -132,14 +126,14 @@ def test_gradients_of_the_experts_by_expert(ep, problem, monkeypatch, mode, reco
         scaled = handle.dispatch(problem.tokens.to(torch.float8_e4m3fn), scales=scales, scales_order="column")
         output = handle.combine((received.tokens @ matrix) * received.topk_weights[:, None].to(torch.bfloat16))
         output.sum().backward()
-    want = received.tokens.detach().float().t() @ received.topk_weights[:, None].expand(-1, 64)
+    want = received.tokens.detach().float().t() @ received.topk_weights[:, None].expand_as(received.tokens)
     torch.testing.assert_close(matrix.grad.float(), want, rtol=5e-2, atol=5e-2)
     assert scaled.tokens.float().isfinite().all() and scaled.scales.isfinite().all()
 
 
 def test_numbers_that_nobody_knows_in_a_graph(group, world, problem, monkeypatch, device):
     """Of a group without a bound; with `out` nobody is asked."""
-    group = group(num_experts=problem.num_experts, hidden=64, algorithm="ht")
+    group = group(num_experts=problem.num_experts, hidden=problem.hidden, algorithm="ht")
     with pytest.raises(NcclEpError, match="expert_alignment: must be 0 but in high throughput with few enough"):
         group.open_handle(expert_alignment=2)
     handle = group.open_handle()
@@ -148,7 +142,7 @@ def test_numbers_that_nobody_knows_in_a_graph(group, world, problem, monkeypatch
         patch.setattr(Runtime, "is_capturing", lambda *_: True)
         with pytest.raises(RuntimeError, match="num_recv_tokens: a CUDA graph is captured"):
             handle.dispatch(problem.tokens)
-        out = problem.tokens.new_empty((_MOST * world[1], 64))
+        out = problem.tokens.new_empty((_MOST * world[1], problem.hidden))
         rows = handle.dispatch(problem.tokens, out=out).tokens
         other = torch.cuda.Stream() if device.type == "cuda" else "another"
         patch.setattr(Runtime, "is_capturing", lambda _, stream: stream == other)
@@ -204,7 +198,7 @@ def test_routings_in_a_graph(ep, problem, world, device, how):
     if "Buffer" in how:
         kind = deep_ep.Buffer if how == "Buffer" else deep_ep.ElasticBuffer
         play, buffer = first_version if how == "Buffer" else elastic, kind(dist.group.WORLD, explicitly_destroy=True)
-    other = Problem(*world, hidden=64, dtype=torch.bfloat16, masked=True, device=device, seed=8)
+    other = Problem(*world, hidden=problem.hidden, dtype=torch.bfloat16, masked=True, device=device, seed=8)
     same = [each.clone() for each in (tokens, ids, weights)]
     others = (other.tokens, other.topk_idx, other.weights)
     for have, want in replayed(problem, (others, same, others), play):

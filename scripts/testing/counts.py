@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Sequence
 
 from testing.step import Counts, Finished
 
@@ -18,8 +19,8 @@ _SKIPPED_STATUS = 77  # exit status of a program that skipped everything (harnes
 _CARGO_RESULT = re.compile(r"^test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored", re.MULTILINE)
 # ep_bench with --validate, once for each sweep.
 BENCH_PASSED = r"Global validation: Dispatch=PASSED, Combine=PASSED"
-# With --cast outside.
-BENCH_CAST_PASSED = BENCH_PASSED + ", Cast=PASSED"
+# ep_bench_2, once for each of the later interface's layouts.
+_BENCH_2_LINE = r"^(?:ll|ht)-\w+ +SMs 24 .* pair +[\d.]+ update"
 # Not a test, but the function that a test runs in a second process.
 _CARGO_CHILD = re.compile(r"^test .* \.\.\. ignored, entry point of child processes$", re.MULTILINE)
 # The step gpu/rust runs these.
@@ -95,3 +96,14 @@ def says(pattern: str, times: int):
         return exit_status(finished)
 
     return read
+
+
+def of_program(name: str, options: Sequence[str]):
+    """A C program: a benchmark prints a line for each sweep, or layout, and all others end with counts."""
+    def items(option: str) -> int:
+        return options[options.index(option) + 1].count(",") + 1 if option in options else 1
+
+    if name == "ep_bench_2":
+        return says(_BENCH_2_LINE, items("--layouts"))
+    cast = ", Cast=PASSED" if "--cast" in options else ""
+    return says(BENCH_PASSED + cast, items("--sweep")) if name == "ep_bench" else closing_line

@@ -17,6 +17,10 @@ from testing import command
 from testing.step import Finished
 
 
+# Ranks wait by polling, so two pinned to one core would starve each other.
+MPIRUN = ("mpirun", "--allow-run-as-root", "--bind-to", "none", "--oversubscribe")
+
+
 @dataclasses.dataclass(frozen=True)
 class Machine:
     """Locations and devices of this machine."""

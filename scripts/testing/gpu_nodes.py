@@ -10,8 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from testing import counts, nodes
-from testing.gpu_machine import Machine
-from testing.programs import BENCH_PASSED
+from testing.gpu_machine import MPIRUN, Machine
 from testing.step import Counts, Finished, Step
 
 # By the number of GPUs that they need: the splits of programs with many cases, and of the others.
@@ -82,8 +81,7 @@ def _launched(machine: Machine, split: str, command: str) -> Sequence[str]:
     program, *options = command.split()
     words = (str(machine.programs / "gpu" / program), *options)
     host_ids = nodes.host_ids_on_one_gpu if len(machine.devices) == 1 else nodes.host_ids
-    return ("mpirun", "--allow-run-as-root", "--bind-to", "none", "--oversubscribe",
-            *nodes.contexts(host_ids(split), words))
+    return (*MPIRUN, *nodes.contexts(host_ids(split), words))
 
 
 def _as_step(machine: Machine, label: str, words: Sequence[str],
@@ -107,4 +105,4 @@ def _rows_over_plugin(finished: Finished) -> Counts:
     least = 2 * _PLUGIN_ROW_BYTES  # of two ranks
     if sent < least:
         return Counts(0, 1, f"the plugin has sent {sent} bytes, at least {least} expected")
-    return counts.says(BENCH_PASSED, 1)(finished)
+    return counts.says(counts.BENCH_PASSED, 1)(finished)

@@ -15,7 +15,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from testing import counts, engine_steps, gpu_nodes, nodes, programs, python_steps
-from testing.gpu_machine import Machine
+from testing.gpu_machine import MPIRUN, Machine
 from testing.programs import Run
 from testing.step import Counts, Step
 
@@ -50,7 +50,7 @@ def all_steps(machine: Machine, quick: bool, has_ht: bool) -> list[Step]:
     for variant in ("gpu", "isolated", "onegpu"):
         for index, run in enumerate(_runs(variant, machine, quick)):
             step = _step(machine, variant, _with_more_work(variant, run, quick), index)
-            steps.append(step if has_ht or not run.needs_ht else _skipped(step))
+            steps.append(step if has_ht or not run.needs_ht else step.skipped("no high throughput on GPUs"))
     steps += gpu_nodes.steps(machine, quick)
     python_step = python_steps.on_gpus(machine)
     steps += python_steps.gpu_steps(machine, python_step, quick, has_ht)
@@ -66,8 +66,8 @@ def _rust_step(machine: Machine) -> Step:
     step = Step("gpu/rust", words, counts.cargo_test, cores=len(machine.devices), timeout=600,
                 environment=(("NCCL_EP_CUDA", "require"),))
     if not machine.builds:
-        return _skipped(step, "the package brings no Rust sources")
-    return step if machine.has_cargo else _skipped(step, "no cargo")
+        return step.skipped("the package brings no Rust sources")
+    return step if machine.has_cargo else step.skipped("no cargo")
 
 
 def _sanitizer_steps(machine: Machine) -> Iterator[Step]:
@@ -75,10 +75,10 @@ def _sanitizer_steps(machine: Machine) -> Iterator[Step]:
     for tool, program, *options in _SANITIZED:
         watched = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9",
                    str(machine.programs / "onegpu" / program), *options]
-        step = Step(f"sanitizer/{tool}/{program}", tuple(_launcher(["-np", "2", *watched])),
+        step = Step(f"sanitizer/{tool}/{program}", (*MPIRUN, "-np", "2", *watched),
                     counts.closing_line, timeout=_LIMIT_SECONDS["onegpu"],
                     environment=(("CUDA_VISIBLE_DEVICES", machine.devices[0]),))
-        yield step if machine.has_sanitizer else _skipped(step, "no compute-sanitizer")
+        yield step if machine.has_sanitizer else step.skipped("no compute-sanitizer")
 
 
 def _runs(variant: str, machine: Machine, quick: bool) -> Iterator[Run]:
@@ -112,7 +112,7 @@ def _with_more_work(variant: str, run: Run, quick: bool) -> Run:
 
 def _step(machine: Machine, variant: str, run: Run, index: int) -> Step:
     folder = "onegpu" if variant == "onegpu" else "gpu"
-    words = [str(machine.programs / folder / run.program), *run.options]
+    words = (str(machine.programs / folder / run.program), *run.options)
     limit = _LIMIT_SECONDS[variant]
     # The program's own deadline is shorter, because it says where each rank was.
     environment = {"EP_TEST_DEADLINE": str(limit - 30), **dict(run.environment)}
@@ -121,25 +121,20 @@ def _step(machine: Machine, variant: str, run: Run, index: int) -> Step:
         timeout = _TRANSPORT_TIMEOUT_MS if transport else _DEATH_TIMEOUT_MS[variant]
         environment["NCCL_EP_TIMEOUT_MS"] = str(timeout)
     elif variant == "isolated":
-        words = _launcher(nodes.contexts(
+        words = (*MPIRUN, *nodes.contexts(
             ((f"CUDA_VISIBLE_DEVICES={device}",) for device in machine.devices[:run.ranks]), words))
     else:
-        words = _launcher(["-np", str(run.ranks), *words])
+        words = (*MPIRUN, "-np", str(run.ranks), *words)
     gpus = len(machine.devices)
     # The many runs of ep_test mostly start up, so they share the GPUs.
     alone = variant != "onegpu" and run.program != "ep_test"
     if variant == "onegpu":
         # Several of these run in parallel on machines with several GPUs.
         environment["CUDA_VISIBLE_DEVICES"] = machine.devices[index % gpus]
-    return Step(f"{variant}/{run.name}", tuple(words), run.read,
+    return Step(f"{variant}/{run.name}", words, run.read,
                 () if variant == "onegpu" else ("setup/nccl",),
                 cores=gpus if alone else 1, timeout=limit,
                 environment=tuple(environment.items()))
-
-
-def _launcher(words: list[str]) -> list[str]:
-    # Ranks wait by polling, so two pinned to one core would starve each other.
-    return ["mpirun", "--allow-run-as-root", "--bind-to", "none", "--oversubscribe", *words]
 
 
 def _nccl_step(machine: Machine) -> Step:
@@ -150,7 +145,3 @@ def _nccl_step(machine: Machine) -> Step:
                 "neither the loader nor Python's nvidia-nccl wheel has it; set NCCL_HOME")
 
     return Step("setup/nccl", check)
-
-
-def _skipped(step: Step, reason: str = "no high throughput on GPUs") -> Step:
-    return dataclasses.replace(step, command=lambda: (Counts(0, 0, skipped=reason), ""), needs=())

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
 from testing import counts
-from testing.step import ODD_GRIDS, Places, Step
+from testing.step import ODD_GRIDS, ON_STAND_INS, Places, Step
 
 # On the CPU backend every program runs in each of these splits.
 _HOST_SPLITS = ("01", "0101", "0001")
@@ -95,7 +95,6 @@ _FORKED = (("host", "test_death --nodes 0101"),
            ("simt", "test_death --nodes 0011"),
            ("simt", "test_faults --nodes 0101 --trials 8 --seed 38"))
 
-_ENVIRONMENT = (("NCCLEP_HOSTSIM_WITH_GPU", "1"),)
 _SIMT_MULTIPROCESSORS = ("NCCLEP_SIMT_MULTIPROCESSORS", "2")
 # Of each backend, what its steps' names begin with, and the step that builds its programs.
 _BACKENDS = {"host": ("", "build/programs"), "simt": ("simt/", "build/simt")}
@@ -129,7 +128,7 @@ def host_steps(places: Places) -> Iterator[Step]:
     # `make run ARGS="--nodes 2"`.
     words = ("scripts/demo.sh", "--nodes", "2", "--built", str(places.programs))
     yield Step("nodes/run", words, counts.says("backend on 2 nodes and matched", 1), ("build/programs",), timeout=240,
-               environment=(*_ENVIRONMENT, ("CUDA_VISIBLE_DEVICES", "")))
+               environment=(*ON_STAND_INS, ("CUDA_VISIBLE_DEVICES", "")))
 
 
 def simt_steps(places: Places) -> Iterator[Step]:
@@ -153,7 +152,7 @@ def _either(places: Places, backend: str) -> Iterator[Step]:
         words = (str(places.programs.parent / backend / program), *options)
         yield Step(f"{prefix}nodes/{' '.join([program, *options[1:]])}", words,
                    counts.closing_line, (need,), cores=1 if backend == "simt" else 0, timeout=240,
-                   environment=_ENVIRONMENT, short_deadlines=True)
+                   environment=ON_STAND_INS, short_deadlines=True)
     for seed, (of, *row) in enumerate(_LATE):
         if of == backend:
             yield _step(places, backend, row, "late/",
@@ -174,9 +173,8 @@ def _step(places: Places, backend: str, row: Sequence[str], kind: str = "",
     prefix, need = _BACKENDS[backend]
     program, *options = command.split()
     words = contexts(host_ids(split), (str(places.programs.parent / backend / program), *options))
-    read = counts.says(counts.BENCH_PASSED, 1) if program == "ep_bench" else counts.closing_line
-    return Step(f"{prefix}nodes/{kind}{label(command)}/{split}", ("mpirun", *words), read, (need,), timeout=240,
-                environment=_ENVIRONMENT + environment)
+    return Step(f"{prefix}nodes/{kind}{label(command)}/{split}", ("mpirun", *words),
+                counts.of_program(program, options), (need,), timeout=240, environment=ON_STAND_INS + environment)
 
 
 def label(command: str) -> str:

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 
 from testing import counts, nodes
-from testing.step import Counts, Finished, Places, Step
+from testing.step import ON_STAND_INS, Counts, Finished, Places, Step
 
 RANKS = (1, 2, 3, 4, 8)
 
@@ -57,8 +57,12 @@ _MOST_TRANSPORT_RANKS = 4
 # The first call of a communicator blocks while a rank is lost, as NCCL's does.
 _CONNECTING = (("NCCLEP_HOSTSIM_CONNECT_SECONDS", "30"), ("NCCLEP_HOSTSIM_DELAY_US", "2000"))
 
-# Programs that need high throughput.
-_NEEDS_HT = ("test_ht", "example_high_throughput", "example_several_nodes", "example_cxx_high_throughput")
+# Programs that need high throughput, and options by which others do.
+_NEED_HT = ("test_ht", "test_second", "ep_bench_2", "example_high_throughput", "example_several_nodes",
+            "example_cxx_high_throughput")
+_OF_HT = {"ht", "--fp8"}
+# Programs that start their ranks themselves, without mpirun.
+_FORKING = ("test_death", "test_faults", "test_transport")
 
 _EP_TEST_RANKS = (2, 4, 8)
 _STAGING = ("none", "dispatch", "combine", "both")
@@ -71,17 +75,14 @@ FEW_EP_TESTS = ("ll-default", "ll-both-c-r", "ht-default", "ht-both-c-r-m")
 # --experts follows: this times the number of ranks.
 _BENCH_EXPERTS_PER_RANK = 32
 _BENCH_SMALL = ("--tokens", "32", "--hidden", "1024", "--warmup", "1", "--iters", "3", "--validate")
-# A line for each of the later interface's layouts.
 _BENCH_2_SMALL = ("--tokens", "16", "--hidden", "512", "--experts", "8", "--top-k", "2", "--iters", "2", "--ops", "2",
                   "--sms", "24", "--layouts", "ll-expert,ll-rank,ht-flat,ht-expert")
-_BENCH_2_LINE = r"^(?:ll|ht)-\w+ +SMs 24 .* pair +[\d.]+ update"
 # Most tokens have the same few experts, and every SM may be used.
 _BENCH_SKEWED = ("--routing", "zipf:2", "--channels", "all")
 # Most tokens on the first rank; on the others; a group that allows more than any has.
 _BENCH_UNEVEN = ("--sweep", "32/1,0/32", "--max-tokens", "48")
 # With a kernel of the program's own.
 _BENCH_CASTS = {"ll": "mxfp8", "ht": "fp8"}
-BENCH_PASSED = counts.BENCH_PASSED
 
 # Sanitizers are slow and check the program's own code, which few ranks cover.
 _SANITIZED_RANKS = 2
@@ -97,9 +98,6 @@ class Run:
     program: str
     options: tuple[str, ...]
     ranks: int
-    read: Callable[[Finished], Counts] = counts.closing_line
-    needs_ht: bool = False
-    forks: bool = False  # starts its ranks itself, without mpirun
     environment: tuple[tuple[str, str], ...] = ()
     cpu_only: bool = False
     nccl_only: bool = False  # not with what stands in for NCCL where ranks share a GPU
@@ -108,14 +106,26 @@ class Run:
     def name(self) -> str:
         return f"{self.label}/{self.ranks}"
 
+    @property
+    def read(self) -> Callable[[Finished], Counts]:
+        return counts.of_program(self.program, self.options)
+
+    @property
+    def needs_ht(self) -> bool:
+        return self.program in _NEED_HT or not _OF_HT.isdisjoint(self.options)
+
+    @property
+    def forks(self) -> bool:
+        return self.program in _FORKING
+
 
 def all_runs(ranks: Sequence[int], exact_ranks: int) -> Iterator[Run]:
     """Every program with each set of options, on each suitable number of ranks; exact sums on `exact_ranks`."""
     for name, count in itertools.product(TESTS, ranks):
         few = name == "test_random" and count >= _MANY_RANKS
-        yield Run(name, name, _FEW_CONFIGS if few else (), count, needs_ht=name in _NEEDS_HT)
+        yield Run(name, name, _FEW_CONFIGS if few else (), count)
     for name, count in itertools.product(FEW_RANKS, sorted({ranks[0], ranks[-1]})):
-        yield Run(name, name, (), count, needs_ht=name in _NEEDS_HT)
+        yield Run(name, name, (), count)
     for name, options in _EXACT_SUMS:
         yield Run(f"{name}/exact", name, options, exact_ranks, environment=_EXACT)
     few = ranks[1] if len(ranks) > 1 else ranks[0]
@@ -124,7 +134,7 @@ def all_runs(ranks: Sequence[int], exact_ranks: int) -> Iterator[Run]:
         yield Run(f"test_fuzz/{label}", "test_fuzz", options, few)
     for count in ranks:
         if count in (1, 2, 4):
-            yield Run("test_second", "test_second", (), count, needs_ht=True)
+            yield Run("test_second", "test_second", (), count)
             yield Run("test_memory", "test_memory", (), count)
     yield Run("test_fuzz/threads", "test_fuzz", _FUZZ_THREADS, few, cpu_only=True)
     if few >= 2:
@@ -136,7 +146,7 @@ def all_runs(ranks: Sequence[int], exact_ranks: int) -> Iterator[Run]:
             whole = count == _EP_TEST_MATRIX_RANKS or _EP_TEST_MATRIX_RANKS not in ranks
             for label, options in _ep_test_matrix():
                 if whole or label in FEW_EP_TESTS:
-                    yield Run(f"ep_test/{label}", "ep_test", options, count, needs_ht=label.startswith("ht"))
+                    yield Run(f"ep_test/{label}", "ep_test", options, count)
         if count == 2:
             yield from _runs_of_two_ranks()
         for algorithm in ("ll", "ht"):
@@ -146,50 +156,40 @@ def all_runs(ranks: Sequence[int], exact_ranks: int) -> Iterator[Run]:
 def _failing_runs(ranks: int) -> Iterator[Run]:
     """What fails at some place of many, and a communicator that connects slowly."""
     for label, options in _FAULTS:
-        yield Run(f"test_faults/{label}", "test_faults", ("--ranks", str(ranks), *options), ranks, forks=True)
+        yield Run(f"test_faults/{label}", "test_faults", ("--ranks", str(ranks), *options), ranks)
     yield Run("test_transport/connecting", "test_transport", ("--ranks", str(ranks), "--times", "5", "creation"),
-              ranks, forks=True, nccl_only=True, cpu_only=True, environment=_CONNECTING)
+              ranks, nccl_only=True, cpu_only=True, environment=_CONNECTING)
 
 
 def _forking_runs(ranks: int, is_between: bool) -> Iterator[Run]:
     """What starts its ranks itself on every number of them, except one `is_between` others that have its cases."""
     if ranks >= 2 and not is_between:
-        yield Run("test_death", "test_death", ("--ranks", str(ranks)), ranks, forks=True)
+        yield Run("test_death", "test_death", ("--ranks", str(ranks)), ranks)
     if 2 <= ranks <= _MOST_TRANSPORT_RANKS:
         word = ("arrive",) if is_between else ()
-        yield Run("test_transport", "test_transport", ("--ranks", str(ranks), *word), ranks, forks=True, nccl_only=True)
+        yield Run("test_transport", "test_transport", ("--ranks", str(ranks), *word), ranks, nccl_only=True)
 
 
 def _runs_of_two_ranks() -> Iterator[Run]:
     """Formats and layouts of the benchmarks and the layer, for which two ranks are enough."""
-    yield Run("ep_bench_2", "ep_bench_2", _BENCH_2_SMALL, 2, counts.says(_BENCH_2_LINE, 4), needs_ht=True)
-    yield Run("moe_layer/fp8", "moe_layer", ("--fp8",), 2, needs_ht=True)
+    yield Run("ep_bench_2", "ep_bench_2", _BENCH_2_SMALL, 2)
+    yield Run("moe_layer/fp8", "moe_layer", ("--fp8",), 2)
     for algorithm in ("ll", "ht"):
-        options = _bench_options(algorithm, 2)
-        yield Run(f"ep_bench/{algorithm}-fp8", "ep_bench", (*options, "--dispatch", "fp8"), 2,
-                  counts.says(BENCH_PASSED, 1), needs_ht=algorithm == "ht")
-        yield Run(f"ep_bench/{algorithm}-cast", "ep_bench",
-                  (*options, "--dispatch", _BENCH_CASTS[algorithm], "--cast", "outside"), 2,
-                  counts.says(counts.BENCH_CAST_PASSED, 1), needs_ht=algorithm == "ht")
+        for label, cast in (("fp8", ("fp8",)), ("cast", (_BENCH_CASTS[algorithm], "--cast", "outside"))):
+            yield Run(f"ep_bench/{algorithm}-{label}", "ep_bench",
+                      (*_bench_options(algorithm, 2), "--dispatch", *cast), 2)
 
 
 def _mode_runs(algorithm: str, ranks: int) -> Iterator[Run]:
     """The layer and the benchmark in one mode."""
-    needs_ht = algorithm == "ht"
-    options = _bench_options(algorithm, ranks)
-    yield Run(f"moe_layer/{algorithm}", "moe_layer", ("--algorithm", algorithm), ranks, needs_ht=needs_ht)
-    yield Run(f"ep_bench/{algorithm}", "ep_bench", options, ranks, counts.says(BENCH_PASSED, 1), needs_ht=needs_ht)
-    yield Run(f"ep_bench/{algorithm}-zipf", "ep_bench", (*options, *_BENCH_SKEWED), ranks,
-              counts.says(BENCH_PASSED, 1), needs_ht=needs_ht)
-    if ranks in _EP_TEST_RANKS:
-        yield Run(f"ep_bench/{algorithm}-uneven", "ep_bench", (*options, *_BENCH_UNEVEN), ranks,
-                  counts.says(BENCH_PASSED, 2), needs_ht=needs_ht)
+    yield Run(f"moe_layer/{algorithm}", "moe_layer", ("--algorithm", algorithm), ranks)
+    ways = {"": (), "-zipf": _BENCH_SKEWED, **({"-uneven": _BENCH_UNEVEN} if ranks in _EP_TEST_RANKS else {})}
+    for ending, more in ways.items():
+        yield Run(f"ep_bench/{algorithm}{ending}", "ep_bench", (*_bench_options(algorithm, ranks), *more), ranks)
 
 
 def host_steps(places: Places) -> list[Step]:
     """All programs on the CPU stand-ins, and a check that none is missing here."""
-    # Stand-ins refuse to hide a GPU unless they are asked for, as here.
-    environment = (("NCCLEP_HOSTSIM_WITH_GPU", "1"),)
     needs = ("build/programs",)
 
     def step(run: Run) -> Step:
@@ -199,12 +199,12 @@ def host_steps(places: Places) -> list[Step]:
         # Ranks mostly wait for each other, so two programs fit on two cores; those that lose a
         # rank sleep until a deadline passes.
         return Step(run.name, words, run.read, needs, cores=0 if run.forks else 1, timeout=240,
-                    environment=environment + run.environment, short_deadlines=run.forks)
+                    environment=ON_STAND_INS + run.environment, short_deadlines=run.forks)
 
     everything = Step("programs/complete", lambda: _complete(places), needs=needs)
     runs = (run for run in all_runs(RANKS, _EXACT_RANKS) if not _runs_sanitized(run)
             and not (run.program in _OF_FEW_RANKS and run.ranks >= _MANY_RANKS))
-    return [everything, *map(step, runs), *nodes.host_steps(places), *_fake_nccl_steps(places, needs, environment)]
+    return [everything, *map(step, runs), *nodes.host_steps(places), *_fake_nccl_steps(places, needs)]
 
 
 def _runs_sanitized(run: Run) -> bool:
@@ -212,13 +212,12 @@ def _runs_sanitized(run: Run) -> bool:
     return run.name in {f"{test}/{_SANITIZED_RANKS}" for test in TESTS if test not in _LESS_SANITIZED}
 
 
-def _fake_nccl_steps(places: Places, needs: tuple[str, ...],
-                     environment: tuple[tuple[str, str], ...]) -> Iterator[Step]:
+def _fake_nccl_steps(places: Places, needs: tuple[str, ...]) -> Iterator[Step]:
     """The test-only NCCL of the one-GPU runs in place of the stand-ins' NCCL."""
     library = places.target / "c" / "fake_nccl" / "host" / "libncclep_fake_nccl.so"
     for name, ranks in itertools.product(("capabilities", "example_high_throughput", "test_ll"), (1, 4)):
         words = _mpirun(ranks, places.programs / name, (), "-x", f"LD_PRELOAD={library}")
-        yield Step(f"fake_nccl/{name}/{ranks}", words, counts.closing_line, needs, environment=environment)
+        yield Step(f"fake_nccl/{name}/{ranks}", words, counts.closing_line, needs, environment=ON_STAND_INS)
 
 
 def sanitizer_steps(places: Places) -> list[Step]:
@@ -227,21 +226,17 @@ def sanitizer_steps(places: Places) -> list[Step]:
     Not the benchmark and the layer, whose C++ would be two fifths of what is compiled.
     """
     # The harness sets the options of AddressSanitizer and the leak check.
-    environment = (("NCCLEP_HOSTSIM_WITH_GPU", "1"), ("UBSAN_OPTIONS", "print_stacktrace=1"))
+    environment = (*ON_STAND_INS, ("UBSAN_OPTIONS", "print_stacktrace=1"))
 
-    def run(name: str, label: str, options: Sequence[str], ranks: int, read) -> Step:
-        command = _mpirun(ranks, places.sanitized / name, options)
-        return Step(f"sanitize/{label}/{ranks}", command, read, ("build/sanitizer",),
-                    timeout=300, environment=environment)
+    def run(name: str, label: str, options: Sequence[str], ranks: int = _SANITIZED_RANKS) -> Step:
+        return Step(f"sanitize/{label}/{ranks}", _mpirun(ranks, places.sanitized / name, options), counts.closing_line,
+                    ("build/sanitizer",), timeout=300, environment=environment)
 
-    steps = [run(name, name, _FEW_CONFIGS if name == "test_random" else (), _SANITIZED_RANKS,
-                 counts.closing_line) for name in (*TESTS, *FEW_RANKS, "test_second")]
-    steps += [run("test_fuzz", f"test_fuzz-{label}", options, _SANITIZED_RANKS, counts.closing_line)
-              for label, options in _SANITIZED_FUZZ]
-    for algorithm in ("ll", "ht"):
-        options = ("-a", algorithm, "-s", "both", "-c", "-r", *_EP_TEST_SMALL)
-        steps.append(run("ep_test", f"ep_test-{algorithm}", options, 4, counts.closing_line))
-    return steps
+    return [*(run(name, name, _FEW_CONFIGS if name == "test_random" else ())
+              for name in (*TESTS, *FEW_RANKS, "test_second")),
+            *(run("test_fuzz", f"test_fuzz-{label}", options) for label, options in _SANITIZED_FUZZ),
+            *(run("ep_test", f"ep_test-{algorithm}", ("-a", algorithm, "-s", "both", "-c", "-r", *_EP_TEST_SMALL), 4)
+              for algorithm in ("ll", "ht"))]
 
 
 def _ep_test_matrix() -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -272,5 +267,5 @@ def _complete(places: Places):
     listed = {run.program for run in all_runs(RANKS, _EXACT_RANKS)}
     built = {path.name for path in places.programs.iterdir()}
     if built == listed:
-        return counts.Counts(1, 0), ""
-    return (counts.Counts(0, 1, "differs"), f"not run: {sorted(built - listed)}\nnot built: {sorted(listed - built)}")
+        return Counts(1, 0), ""
+    return (Counts(0, 1, "differs"), f"not run: {sorted(built - listed)}\nnot built: {sorted(listed - built)}")

@@ -6,7 +6,6 @@ setup.sh pins PyTorch and pytest; on a machine with GPUs its own PyTorch is used
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import pathlib
 import re
@@ -14,7 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from testing import command, counts, python_types
-from testing.gpu_machine import Machine
+from testing.gpu_machine import MPIRUN, Machine
 from testing.step import BUILT, ROOT, SETUP, Counts, Finished, Places, Step, fetched
 
 RANKS = (1, 2, 4)
@@ -164,12 +163,9 @@ def on_gpus(machine: Machine) -> Callable[..., Step]:
     def step(name: str, ranks_or_split: int | str, words: Sequence[str], read, own: Iterable[tuple[str, str]] = ()):
         nodes = isinstance(ranks_or_split, str)
         words = _on_nodes(ranks_or_split, words) if nodes else (str(ranks_or_split), *words)
-        launch = ("mpirun", "--allow-run-as-root", "--bind-to", "none", "--oversubscribe", "-np", *words)
-        made = Step(f"gpu/{name}", launch, read, ("setup/nccl",), cores=len(machine.devices),
+        made = Step(f"gpu/{name}", (*MPIRUN, "-np", *words), read, ("setup/nccl",), cores=len(machine.devices),
                     timeout=480 if nodes else 240, environment=(*environment.items(), *own))
-        if reason:
-            return dataclasses.replace(made, command=lambda: (Counts(0, 0, skipped=reason), ""), needs=())
-        return made
+        return made.skipped(reason) if reason else made
 
     return step
 

@@ -16,6 +16,8 @@ WITHOUT_KERNELS = (("NVCC", str(ROOT / "scripts" / "testing" / "nvcc_stub.sh")),
 # What packages and programs need: the libraries, and what setup.sh installs for programs, beside the former's build.
 SETUP = "setup/programs"
 BUILT = ("build/lib", SETUP)
+# Stand-ins refuse to hide a GPU unless they are asked for.
+ON_STAND_INS = (("NCCLEP_HOSTSIM_WITH_GPU", "1"),)
 # Grids that the library would not choose, for 3 ranks of 6 multiprocessors or more.
 ODD_GRIDS = (("NCCL_EP_TUNING_FILE", str(ROOT / "c_tests" / "simt" / "odd_grids.json")),)
 
@@ -93,3 +95,7 @@ class Step:
     timeout: int | None = 120
     environment: tuple[tuple[str, str], ...] = ()
     short_deadlines: bool = False
+
+    def skipped(self, reason: str) -> Step:
+        """The same, which says why it does nothing."""
+        return dataclasses.replace(self, command=lambda: (Counts(0, 0, skipped=reason), ""), needs=())

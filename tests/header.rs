@@ -2,13 +2,15 @@
 
 #![allow(clippy::unwrap_used)] // A test.
 
-use std::path::{Path, PathBuf};
+mod sources;
+
+use sources::root;
 
 /// A generated header.
 struct Header {
     path: &'static str,
     config: &'static str,
-    /// In reading order.
+    /// Files of the folder that `config` is in, in reading order.
     sources: &'static [&'static str],
 }
 
@@ -16,49 +18,21 @@ const HEADERS: [Header; 3] = [
     Header {
         path: "include/nccl_ep.h",
         config: "abi/first/cbindgen.toml",
-        sources: &[
-            "abi/first/src/types.rs",
-            "abi/first/src/group.rs",
-            "abi/first/src/tensor.rs",
-            "abi/first/src/handle.rs",
-            "abi/first/src/ops.rs",
-            "abi/first/src/info.rs",
-            "abi/first/src/choices.rs",
-            "abi/first/src/statistics.rs",
-            "abi/first/src/memory.rs",
-            "abi/first/src/pool.rs",
-        ],
+        sources: &["types", "group", "tensor", "handle", "ops", "info", "choices", "statistics", "memory", "pool"],
     },
     Header {
         path: "include/nccl_ep_2/nccl_ep.h",
         config: "abi/second/cbindgen.toml",
-        sources: &[
-            "abi/second/src/types.rs",
-            "abi/second/src/group.rs",
-            "abi/second/src/tensor.rs",
-            "abi/second/src/handle.rs",
-            "abi/second/src/dispatch.rs",
-            "abi/second/src/combine.rs",
-            "abi/second/src/info.rs",
-        ],
+        sources: &["types", "group", "tensor", "handle", "dispatch", "combine", "info"],
     },
-    Header {
-        path: "include/nccl_ep_2/nccl_ep/ep_enums.h",
-        config: "abi/second/enums.toml",
-        sources: &["abi/second/src/enums.rs"],
-    },
+    Header { path: "include/nccl_ep_2/nccl_ep/ep_enums.h", config: "abi/second/enums.toml", sources: &["enums"] },
 ];
 
-fn root() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
-}
-
-fn generate(root: &Path, header: &Header) -> String {
-    let config = cbindgen::Config::from_file(root.join(header.config)).unwrap();
-    let builder = header
-        .sources
-        .iter()
-        .fold(cbindgen::Builder::new().with_config(config), |b, source| b.with_src(root.join(source)));
+fn generate(header: &Header) -> String {
+    let config = root().join(header.config);
+    let source = |name: &&str| config.with_file_name(format!("src/{name}.rs"));
+    let builder = cbindgen::Builder::new().with_config(cbindgen::Config::from_file(&config).unwrap());
+    let builder = header.sources.iter().map(source).fold(builder, cbindgen::Builder::with_src);
     let mut text = Vec::new();
     builder.generate().unwrap().write(&mut text);
     tidy(&String::from_utf8(text).unwrap())
@@ -88,7 +62,7 @@ fn tidy(header: &str) -> String {
 fn the_committed_headers_are_fresh() {
     for header in &HEADERS {
         let path = root().join(header.path);
-        let generated = generate(&root(), header);
+        let generated = generate(header);
         if std::env::var_os("NCCL_EP_UPDATE_HEADER").is_some() {
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
             std::fs::write(&path, &generated).unwrap();

@@ -159,6 +159,9 @@ def test_the_text_begins_with_what_matters(library, comm, world):
     assert str(caught.value) == (
         "ncclEpCreateGroup: config.token_size_bytes: must be a positive multiple of 16 (got 3, "
         "expected a multiple of 16) [NCCL error 4, invalid argument]")
+    with pytest.raises(RuntimeError) as caught:
+        library.NCCL_CHECK(5)
+    assert "token_size_bytes" not in str(caught.value), "the text of an earlier refusal"
     with pytest.raises(nccl_ep.InvalidArgumentError, match="^ncclCommCount .*NCCL error 4, inv.* .run with"):
         library.ncclCommCount(nccl_ep.ncclComm_t())
 

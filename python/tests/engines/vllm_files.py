@@ -7,6 +7,7 @@ import re
 import sys
 import types
 from collections.abc import Iterator
+from unittest import mock
 
 import pytest
 import torch
@@ -20,13 +21,6 @@ _FILES = ("vllm.envs", "vllm.utils.import_utils", "vllm.utils.math_utils", "vllm
           f"{_MOE}.all2all_utils", *(f"{_MOE}.prepare_finalize.deepep_{each}" for each in ("ht", "ll", "v2")))
 _BLOCK = 128  # elements of a scale
 named = types.SimpleNamespace
-
-
-class Silent:
-    """A logger."""
-
-    def __getattr__(self, name):
-        return lambda *words, **settings: None
 
 
 class Kernel:
@@ -88,7 +82,7 @@ def told(world, device, options):
                      is_cpu=lambda: False, fp8_dtype=lambda: FP8)
     batch = named(num_tokens_across_dp_cpu=options.sizes)
     return {
-        "vllm.logger": {"init_logger": lambda name: Silent()}, "vllm.platforms": {"current_platform": platform},
+        "vllm.logger": {"init_logger": lambda name: mock.MagicMock()}, "vllm.platforms": {"current_platform": platform},
         "vllm.config": {"get_current_vllm_config": lambda: config},
         "vllm.distributed.parallel_state": {
             "get_dp_group": lambda: parallel, "get_tp_group": lambda: named(rank_in_group=0, world_size=1),

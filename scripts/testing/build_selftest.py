@@ -35,56 +35,49 @@ class BuildScript(unittest.TestCase):
         subprocess.run(("rustc", "--edition", "2024", str(ROOT / "build.rs"), "-o",
                         str(cls.program)), check=True, cwd=ROOT)
 
-    def build(self, nvcc: str, machine: Machine | None = None, **settings: str) -> subprocess.CompletedProcess[str]:
-        """Runs build.rs of a tree with one kernel; the shell script `nvcc` stands in for nvcc."""
+    def build(self, nvcc: str, machine: Machine | None = None, fails: bool = False, **settings: str) -> str:
+        """What build.rs says of a tree with one kernel; the shell script `nvcc` stands in for nvcc."""
         if machine is None:
             machine = Machine(self)
             machine.write("cuda/kernel.cu")
         if nvcc:
             machine.command("nvcc", nvcc)
         machine.environment.update(CARGO_MANIFEST_DIR=str(machine.root), OUT_DIR=str(machine.root), **settings)
-        return machine.run(str(self.program))
+        return (machine.fails if fails else machine.succeeds)(str(self.program))
 
     def test_no_compiler(self):
         if os.path.exists("/usr/local/cuda/bin/nvcc"):
             self.skipTest("this machine has a tool kit in the usual place")
-        done = self.build("")
-        self.assertEqual(done.returncode, 0)
-        self.assertIn("cargo::warning=built without the CUDA backend: no nvcc", done.stdout)
-        self.assertNotEqual(self.build("", NCCL_EP_CUDA="require").returncode, 0)
+        self.assertIn("cargo::warning=built without the CUDA backend: no nvcc", self.build(""))
+        self.build("", fails=True, NCCL_EP_CUDA="require")
 
     def test_a_compiler_that_fails_is_an_error(self):
         failing = f'case "$1" in --version) {NVCC} ;; -*arch) ;; *) exit 1 ;; esac'
-        done = self.build(failing)
-        self.assertNotEqual(done.returncode, 0)
-        self.assertIn("cargo::error=", done.stdout)
-        self.assertIn("NCCL_EP_CUDA=off", done.stdout)
-        self.assertEqual(self.build(failing, NCCL_EP_CUDA="off").returncode, 0)
-        self.assertNotEqual(self.build("exit 1").returncode, 0)
+        said = self.build(failing, fails=True)
+        self.assertIn("cargo::error=", said)
+        self.assertIn("NCCL_EP_CUDA=off", said)
+        self.build(failing, NCCL_EP_CUDA="off")
+        self.build("exit 1", fails=True)
         # It shows the command, with the architectures that were asked for.
-        asked = self.build(failing, NCCL_EP_ARCHS="90 100+ptx,120?").stdout
+        asked = self.build(failing, fails=True, NCCL_EP_ARCHS="90 100+ptx,120?")
         self.assertIn("arch=compute_90,code=[sm_90]", asked)
         self.assertIn("arch=compute_100,code=[sm_100,compute_100]", asked)
         self.assertNotIn("120", asked)
-        self.assertNotEqual(self.build("", NVCC="/no/such/nvcc").returncode, 0)
+        self.build("", fails=True, NVCC="/no/such/nvcc")
 
     def test_a_compiler_that_is_too_old_is_named(self):
         old = NVCC.replace("13.0", "12.6")
-        done = self.build(f'case "$1" in --version) {old} ;; esac')
-        self.assertNotEqual(done.returncode, 0)
-        self.assertIn("nvcc is of CUDA 12.6, and 12.8 is the oldest that suits", done.stdout)
+        self.assertIn("nvcc is of CUDA 12.6, and 12.8 is the oldest that suits",
+                      self.build(f'case "$1" in --version) {old} ;; esac', fails=True))
 
     def test_a_compiler_that_works(self):
-        done = self.build(_COMPILER)
-        self.assertEqual(done.returncode, 0, done.stdout)
-        self.assertIn("cargo::rustc-cfg=nccl_ep_cuda", done.stdout)
+        self.assertIn("cargo::rustc-cfg=nccl_ep_cuda", self.build(_COMPILER))
 
     def test_cargo_looks_again_only_at_what_chooses_the_compiler(self):
         def watched(**settings: str) -> set[str]:
-            done = self.build(_COMPILER, **settings)
-            self.assertEqual(done.returncode, 0, done.stdout)
             mark = "cargo::rerun-if-env-changed="
-            return {line.removeprefix(mark) for line in done.stdout.splitlines() if line.startswith(mark)}
+            said = self.build(_COMPILER, **settings).splitlines()
+            return {line.removeprefix(mark) for line in said if line.startswith(mark)}
 
         machine = Machine(self)
         machine.tool_kit()
@@ -104,8 +97,7 @@ class BuildScript(unittest.TestCase):
 
         def compiled(nvcc: str = _COMPILER, **settings: str) -> list[str]:
             log.unlink(missing_ok=True)
-            done = self.build(nvcc, machine, **settings)
-            self.assertEqual(done.returncode, 0, done.stdout)
+            self.build(nvcc, machine, **settings)
             units = log.read_text().splitlines() if log.exists() else []
             return sorted(str(pathlib.Path(unit).relative_to(machine.root)) for unit in units)
 
@@ -125,7 +117,7 @@ class BuildScript(unittest.TestCase):
         machine.write("cuda/a/one.cu", "// a mistake")
         failing = _COMPILER.replace("*)", "*/a/one.cu) exit 1 ;; *)")
         machine.write("cuda/b/one.cu", "// another change")
-        self.assertNotEqual(self.build(failing, machine).returncode, 0)
+        self.build(failing, machine, fails=True)
         self.assertEqual(compiled(), both[:1])
         fatbins = (machine.root / "kernels.rs").read_text()
         self.assertEqual([fatbins.count(f"{name}_one.fatbin") for name in "ab"], [1, 1])
@@ -139,8 +131,7 @@ class BuildScript(unittest.TestCase):
             touch "$PWD/begun.$(basename "${@: -1}")"
             for _ in $(seq 600); do [ $(ls begun.* | wc -l) = 2 ] && break; sleep 0.1; done
             [ $(ls begun.* | wc -l) = 2 ] || exit 1""")
-        done = self.build(meets, machine, NUM_JOBS="2")
-        self.assertEqual(done.returncode, 0, done.stdout)
+        self.build(meets, machine, NUM_JOBS="2")
 
 
 class OtherArchitectures(unittest.TestCase):

@@ -36,6 +36,7 @@ class Machine:
     def __init__(self, test: unittest.TestCase, name: str = "tree") -> None:
         folder = tempfile.TemporaryDirectory()
         test.addCleanup(folder.cleanup)
+        self.test = test
         self.root = pathlib.Path(folder.name) / name
         self.tools = pathlib.Path(folder.name) / "bin"
         self.tools.mkdir()
@@ -68,3 +69,15 @@ class Machine:
         """Runs a command in the tree; output and errors are merged."""
         return subprocess.run(words, cwd=self.root, env=self.environment, stdout=subprocess.PIPE,
                               stderr=subprocess.STDOUT, text=True, check=False)
+
+    def succeeds(self, *words: str) -> str:
+        """What a command says, which must not fail."""
+        done = self.run(*words)
+        self.test.assertEqual(done.returncode, 0, done.stdout)
+        return done.stdout
+
+    def fails(self, *words: str) -> str:
+        """What a command says, which must fail."""
+        done = self.run(*words)
+        self.test.assertNotEqual(done.returncode, 0, done.stdout)
+        return done.stdout

@@ -80,18 +80,15 @@ class Setup(unittest.TestCase):
     def test_the_library_needs_no_mpi(self):
         machine = Machine(self)
         machine.tool_kit()
-        done = machine.run("scripts/setup.sh", "--library")
-        self.assertEqual(done.returncode, 0, done.stdout)
-        refused = machine.run("scripts/setup.sh")
-        self.assertNotEqual(refused.returncode, 0)
-        self.assertIn("missing: openmpi-bin libopenmpi-dev", refused.stdout)
+        machine.succeeds("scripts/setup.sh", "--library")
+        self.assertIn("missing: openmpi-bin libopenmpi-dev", machine.fails("scripts/setup.sh"))
 
     def test_another_mpi_is_no_obstacle_for_the_library(self):
         machine = Machine(self)
         machine.tool_kit()
         for command in ("mpirun", "mpicc", "pkg-config"):
             machine.command(command, "echo 'HYDRA build details'")
-        self.assertEqual(machine.run("scripts/setup.sh", "--library").returncode, 0)
+        machine.succeeds("scripts/setup.sh", "--library")
         self.assertIn("is not Open MPI's", machine.run("scripts/setup.sh").stdout)
 
     def test_a_library_without_kernels_needs_no_cuda(self):
@@ -153,12 +150,10 @@ class Setup(unittest.TestCase):
         machine.command("rustc", 'case "$*" in *aarch64*) echo "$PWD/std" ;; esac')
         machine.command("rustup", 'echo "$*"; mkdir std')
         machine.environment["CARGO_BUILD_TARGET"] = "aarch64-unknown-linux-gnu"
-        refused = machine.run("scripts/setup.sh", "--library", "--emulator")
-        self.assertIn("missing: gcc-aarch64-linux-gnu g++-aarch64-linux-gnu qemu-user", refused.stdout)
+        self.assertIn("missing: gcc-aarch64-linux-gnu g++-aarch64-linux-gnu qemu-user",
+                      machine.fails("scripts/setup.sh", "--library", "--emulator"))
         machine.command("aarch64-linux-gnu-gcc", "")
-        done = machine.run("scripts/setup.sh", "--library")
-        self.assertEqual(done.returncode, 0, done.stdout)
-        self.assertIn("target add aarch64-unknown-linux-gnu", done.stdout)
+        self.assertIn("target add aarch64-unknown-linux-gnu", machine.succeeds("scripts/setup.sh", "--library"))
         self.assertEqual(machine.run("scripts/setup.sh", "--library").stdout, "", "once is enough")
         show = "echo $NCCL_EP_RELEASE $NCCL_EP_TOOLS $CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER"
         found = machine.run("bash", "-c", f". scripts/env.sh; {show}").stdout.split()
@@ -193,8 +188,7 @@ class Setup(unittest.TestCase):
         python = pathlib.Path(shutil.which("python3")).resolve()
         machine.command("python3", f'case "$*" in *--version) ;; *install*) cat "${{@: -1}}" >> asked ;; '
                                    f'*) exec {python} "$@" ;; esac')
-        done = machine.run("scripts/setup.sh", "--demo")
-        self.assertEqual(done.returncode, 0, done.stdout)
+        machine.succeeds("scripts/setup.sh", "--demo")
         asked = (machine.root / "asked").read_text()
         self.assertIn("nvidia-cuda-runtime==", asked)
         self.assertNotIn("nvidia-cuda-nvcc", asked)
@@ -229,8 +223,7 @@ class Setup(unittest.TestCase):
         fetched = machine.root / ".deps/nccl-library/nvidia/nccl/lib/libnccl.so.2"
 
         def set_up(*options: str) -> bool:
-            done = machine.run("scripts/setup.sh", *options)
-            self.assertEqual(done.returncode, 0, done.stdout)
+            machine.succeeds("scripts/setup.sh", *options)
             return fetched.exists()
 
         if machine.run("scripts/gpus.py", "nccl").stdout == f"{gpus.SYSTEM}\n":
@@ -300,9 +293,7 @@ class Runs(unittest.TestCase):
         shutil.copy(ROOT / "Makefile", machine.root)
         for command in ("cargo", "rm"):
             machine.command(command, f"echo {command} ran")
-        done = machine.run("make", "clean")
-        self.assertNotEqual(done.returncode, 0)
-        self.assertNotIn("ran", done.stdout)
+        self.assertNotIn("ran", machine.fails("make", "clean"))
 
     def test_the_demonstration_takes_the_chosen_gpus_and_an_nccl_from_anywhere(self):
         machine = Machine(self)
@@ -331,13 +322,12 @@ class Runs(unittest.TestCase):
         machine.write("home/lib/libnccl.so.2")
         for gpus_here, ranks, kind in ((0, 8, "host"), (1, 8, "host"), (2, 2, "gpu"), (5, 4, "gpu")):
             machine.gpus(gpus_here)
-            done = machine.run("scripts/demo.sh", "--nodes", "2", "--long")
-            self.assertEqual(done.returncode, 0, done.stdout)
+            done = machine.succeeds("scripts/demo.sh", "--nodes", "2", "--long")
             started = f"-np {ranks} scripts/on_nodes.sh 2 "
-            self.assertEqual(done.stdout.count(started), 3, done.stdout)
+            self.assertEqual(done.count(started), 3, done)
             place = "/c/gpu/" if kind == "gpu" else "/c-demo/host/"
-            self.assertEqual(done.stdout.count(place), 3, done.stdout)
-            self.assertIn("on 2 nodes and matched", done.stdout)
+            self.assertEqual(done.count(place), 3, done)
+            self.assertIn("on 2 nodes and matched", done)
         for wrong in (("--nodes", "many"), ("--nodes",), ("--built", "/no/folder"), ("--short",)):
             self.assertIn("usage", machine.run("scripts/demo.sh", *wrong).stdout)
 
@@ -350,9 +340,7 @@ class Runs(unittest.TestCase):
             case "$*" in
             *moe_layer*) for i in 1 2; do printf '\\n  rows  to 0\\n  from 0  5\\n\\nmore\\n'; done ;;
             esac""")
-        done = machine.run("scripts/demo.sh")
-        self.assertEqual(done.returncode, 0, done.stdout)
-        lines = done.stdout.splitlines()
+        lines = machine.succeeds("scripts/demo.sh").splitlines()
         self.assertEqual([line[:2] for line in lines], ["=="] * 3 + ["  "] * 2 + [""] + ["=="] * 3)
         self.assertIn("building (about a minute", lines[1])
         asked = (machine.root / "asked").read_text()
@@ -361,7 +349,7 @@ class Runs(unittest.TestCase):
         self.assertGreater(machine.run("scripts/demo.sh", "--long").stdout.count("\n"), 120)
         (machine.root / "asked").unlink()
         machine.write("there/host")
-        self.assertEqual(machine.run("scripts/demo.sh", "--built", "there").returncode, 0)
+        machine.succeeds("scripts/demo.sh", "--built", "there")
         self.assertFalse((machine.root / "asked").exists())
         machine.command("mpirun", "echo it broke; exit 3")
         done = machine.run("scripts/demo.sh")

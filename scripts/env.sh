@@ -40,16 +40,7 @@ NCCL_EP_PINNED_CMAKE="$NCCL_EP_DEPS/cmake/cmake/data/bin"
 # The driver interface is bound at the level of 12.8, the first whose nvcc knows sm_100.
 NCCL_EP_MIN_NVCC=12.8
 
-# True if directory $1 holds a CUDA tool kit with headers and an nvcc that is new enough.
-nccl_ep_cuda_suits() {
-    [ -x "$1/bin/nvcc" ] && [ -f "$1/include/cuda_runtime.h" ] || return 1
-    local version
-    version=$("$1/bin/nvcc" --version 2>/dev/null | sed -n 's/.*release \([0-9.]*\).*/\1/p')
-    [ -n "$version" ] &&
-        [ "$(printf '%s\n' $NCCL_EP_MIN_NVCC "$version" | sort -V | head -n1)" = $NCCL_EP_MIN_NVCC ]
-}
-
-# Prints why directory $1 holds no tool kit that suits.
+# Prints why directory $1 holds no CUDA tool kit with headers and an nvcc that is new enough; nothing if it does.
 nccl_ep_cuda_refusal() {
     local version
     if ! [ -x "$1/bin/nvcc" ]; then
@@ -58,7 +49,8 @@ nccl_ep_cuda_refusal() {
         echo "$1/include has no cuda_runtime.h"
     else
         version=$("$1/bin/nvcc" --version 2>/dev/null | sed -n 's/.*release \([0-9.]*\).*/\1/p')
-        echo "$1 has CUDA ${version:-of an unknown version}, and $NCCL_EP_MIN_NVCC is the oldest that suits"
+        [ "$(printf '%s\n' $NCCL_EP_MIN_NVCC "${version:-0}" | sort -V | head -n1)" = $NCCL_EP_MIN_NVCC ] ||
+            echo "$1 has CUDA ${version:-of an unknown version}, and $NCCL_EP_MIN_NVCC is the oldest that suits"
     fi
 }
 
@@ -69,7 +61,7 @@ nccl_ep_find_cuda() {
     nvcc=${nvcc:+$(dirname "$(dirname "$(readlink -f "$nvcc")")")}
     for candidate in "${CUDA_HOME:-}" "$nvcc" /usr/local/cuda; do
         [ -n "$candidate" ] || continue
-        if [ "$candidate" = "$NCCL_EP_PINNED_CUDA" ] || nccl_ep_cuda_suits "$candidate"; then
+        if [ "$candidate" = "$NCCL_EP_PINNED_CUDA" ] || [ -z "$(nccl_ep_cuda_refusal "$candidate")" ]; then
             echo "$candidate"
             return
         fi
@@ -91,8 +83,7 @@ nccl_ep_find_nccl() {
 
 # Why CUDA_HOME as the caller set it is not used; empty if it is, or if there is none.
 NCCL_EP_REFUSED_CUDA=""
-if [ -n "${CUDA_HOME:-}" ] && [ "$CUDA_HOME" != "$NCCL_EP_PINNED_CUDA" ] &&
-    ! nccl_ep_cuda_suits "$CUDA_HOME"; then
+if [ -n "${CUDA_HOME:-}" ] && [ "$CUDA_HOME" != "$NCCL_EP_PINNED_CUDA" ]; then
     NCCL_EP_REFUSED_CUDA=$(nccl_ep_cuda_refusal "$CUDA_HOME")
 fi
 CUDA_HOME=$(nccl_ep_find_cuda)

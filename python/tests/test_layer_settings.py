@@ -1,14 +1,12 @@
 """EPAll2AllLayer as documented, and under settings of torch that a program may have changed."""
 
-import contextlib
-
 import pytest
 import torch
 
 from documents import documents, snippets
 from nccl_ep.layers import EPAll2AllLayer
 from nccl_ep.types import NCCL_EP_AUTO
-from problems import Problem
+from problems import Problem, default_dtype
 from test_documents import values
 
 pytestmark = pytest.mark.high_throughput
@@ -51,16 +49,6 @@ def test_the_documented_example(rank, size, device, code, autocast):
     problem.close(names["output"], want)
     problem.close(tokens.grad, want_tokens.grad)
     problem.close(weights.grad, want_weights.grad)
-
-
-@contextlib.contextmanager
-def default_dtype(dtype: torch.dtype):
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 @pytest.mark.parametrize("setting", [

@@ -19,6 +19,7 @@ from nccl_ep.tuning.candidates import candidates, tried
 from nccl_ep.tuning.files import VARIABLE, document, in_force, write
 from nccl_ep.tuning.ranks import Ranks
 from nccl_ep.tuning.search import best
+from problems import default_dtype
 
 FEW = [Choice(None, 4, 4, 256), Choice(None, 8, 2, 256)]
 
@@ -123,13 +124,8 @@ def test_torchs_defaults_do_not_matter(size, tmp_path, monkeypatch):
     """Neither torch's default type nor its default device affects tuning."""
     monkeypatch.setattr(search, "candidates", lambda *_: [])
     shape = nccl_ep.MoeShape(num_experts=size, hidden=64, top_k=1, max_tokens_per_rank=1)
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.bfloat16)
-    try:
-        with torch.device("meta"):
-            found = nccl_ep.tune(tmp_path / "times.json", shape, repetitions=1, progress=False)
-    finally:
-        torch.set_default_dtype(before)
+    with default_dtype(torch.bfloat16), torch.device("meta"):
+        found = nccl_ep.tune(tmp_path / "times.json", shape, repetitions=1, progress=False)
     assert [entry["default"] for entry in found["entries"]] == [True, True]
 
 

@@ -64,6 +64,9 @@
 // The library has `ncclEpHandleOpen` and `ncclEpHandleUpdate`.
 #define NCCL_EP_HAS_HANDLE_UPDATE 1
 
+// The library has `ncclEpHandleOpenBounded`.
+#define NCCL_EP_HAS_HANDLE_OPEN_BOUNDED 1
+
 // Lets the library choose a value.
 #define NCCL_EP_AUTO 0
 
@@ -449,6 +452,21 @@ ncclResult_t ncclEpCreateHandle(ncclEpHandle_t *handle,
 ncclResult_t ncclEpHandleOpen(ncclEpHandle_t *handle,
                               ncclEpGroup_t ep_group,
                               unsigned int expert_alignment);
+
+// As `ncclEpHandleOpen` for rows by expert, of which there are at most `max_rows`. An update drops those beyond, the
+// last experts' first. Its counters count all. What is dropped adds nothing to a combine, and its gradient is 0. A
+// dispatch needs outputs of `max_rows` rows; further rows of larger ones are undefined.
+//
+// @param handle            gets the handle; written on success only
+// @param ep_group          the group
+// @param expert_alignment  as of `ncclEpHandleOpen`; 0 is 1
+// @param max_rows          rows that this rank has room for, less than 2^31; ranks may differ
+//
+// Returns as `ncclEpHandleOpen`.
+ncclResult_t ncclEpHandleOpenBounded(ncclEpHandle_t *handle,
+                                     ncclEpGroup_t ep_group,
+                                     unsigned int expert_alignment,
+                                     unsigned int max_rows);
 
 // Gives a handle a routing, in place of any that it has. What it reads, writes and waits for, and where it is
 // collective, is as for `ncclEpCreateHandle`.

@@ -29,18 +29,20 @@ typedef struct {
     HtCounter counter;
     uint64_t seed;
     unsigned alignment;  // high throughput, unless 0: rows lie by expert, and updates route
+    unsigned most;       // of these rows, beyond which an update drops others; kRefUnbounded
 } RefOpening;
+enum { kRefUnbounded = 1 << 30 };
 static inline RefOpening ref_ht_as(HtRows rows, HtCounter counter, uint64_t seed) {
-    const RefOpening opening = {true, rows, counter, seed, 0};
+    const RefOpening opening = {true, rows, counter, seed, 0, kRefUnbounded};
     return opening;
 }
-static inline RefOpening ref_ht_by_expert(unsigned alignment, uint64_t seed) {
-    const RefOpening opening = {true, kHtRowsAsTold, kHtNoCounter, seed, alignment};
+static inline RefOpening ref_ht_by_expert(unsigned alignment, unsigned most, uint64_t seed) {
+    const RefOpening opening = {true, kHtRowsAsTold, kHtNoCounter, seed, alignment, most};
     return opening;
 }
 static inline RefOpening ref_ht(uint64_t seed) { return ref_ht_as(kHtRowsAsTold, kHtNoCounter, seed); }
 static inline RefOpening ref_ll(uint64_t seed) {
-    const RefOpening opening = {false, kHtRowsAsTold, kHtNoCounter, seed, 0};
+    const RefOpening opening = {false, kHtRowsAsTold, kHtNoCounter, seed, 0, kRefUnbounded};
     return opening;
 }
 
@@ -96,7 +98,7 @@ typedef struct {
     unsigned num_rows;  // of the output tensors
     unsigned columns;   // of the gradients; top_k unless set otherwise
     bool backward;      // whether the last combine had gradients
-    unsigned alignment;  // as in the opening
+    unsigned alignment, most;  // as in the opening
     RefZones* zones;     // of every rank, since the last update; NULL before, and where rows are flat
     RefBuffer gradients_in, gradients_out;
 } RefRun;

@@ -140,8 +140,13 @@ static void find_num_rows(RefRun* run, HtRows rows) {
 
 static void open_by_expert(RefRun* run, ncclEpGroup_t group) {
     run->columns = run->shape.top_k;
-    run->num_rows = run->local_experts * ((unsigned)run->env->size * run->shape.max_tokens + run->alignment);
-    EP_CHECK_NCCL(ncclEpHandleOpen(&run->handle, group, run->alignment));
+    if (run->most == kRefUnbounded) {
+        run->num_rows = run->local_experts * ((unsigned)run->env->size * run->shape.max_tokens + run->alignment);
+        EP_CHECK_NCCL(ncclEpHandleOpen(&run->handle, group, run->alignment));
+    } else {
+        run->num_rows = run->most;
+        EP_CHECK_NCCL(ncclEpHandleOpenBounded(&run->handle, group, run->alignment, run->most));
+    }
     allocate_buffers(run);
 }
 
@@ -149,8 +154,8 @@ void ref_note_update(RefRun* run) {
     if (run->zones != NULL) ref_zones_free(run->zones);
     ref_routing_free(run->sent);
     run->sent = ref_routing_copy(run->now);
-    run->zones = ref_zones_new(run->sent, run->alignment, ~0u);
-    run->received = (unsigned)run->zones[rank_of(run)].begins[run->local_experts];
+    run->zones = ref_zones_new(run->sent, run->alignment, run->most);
+    run->received = (unsigned)ref_zones_begin(&run->zones[rank_of(run)], run->local_experts);
 }
 
 void ref_launch_update(RefRun* run, cudaStream_t stream) {
@@ -188,7 +193,7 @@ static void open_ht(RefRun* run, ncclEpGroup_t group, RefOpening opening) {
 RefRun ref_run_open(const EpEnv* env, ncclEpGroup_t group, const RefShape* shape, RefRouting* routing,
                     RefOpening opening) {
     RefRun run = {.env = env, .shape = *shape, .ht = opening.ht, .seed = opening.seed, .now = routing,
-                  .alignment = opening.alignment};
+                  .alignment = opening.alignment, .most = opening.most};
     run.local_experts = shape->num_experts / (unsigned)env->size;
     run.layout = ref_expert_major(run.local_experts, (unsigned)env->size * shape->max_tokens);
     run.sums = ref_ll_sum();

@@ -92,6 +92,8 @@ EXTRA_FUNCTIONS = [
     Function("ncclEpGroupTimeCombineWaits", ncclResult_t, [ncclEpGroup_t, ctypes.c_void_p]),
     Function("ncclEpHandleOpen", ncclResult_t,
              [ctypes.POINTER(ncclEpHandle_t), ncclEpGroup_t, ctypes.c_uint]),
+    Function("ncclEpHandleOpenBounded", ncclResult_t,
+             [ctypes.POINTER(ncclEpHandle_t), ncclEpGroup_t, ctypes.c_uint, ctypes.c_uint]),
     Function("ncclEpHandleUpdate", ncclResult_t,
              [ncclEpHandle_t, _Tensor, _Tensors, ctypes.c_uint, cudaStream_t]),
     Function("ncclEpMemAlloc", ncclResult_t,

@@ -208,17 +208,18 @@ class EpGroup(Generic[Mode]):
 
         return EpHandle(self, topk_idx, counts=counts, stream=stream)
 
-    def open_handle(self, *, expert_alignment: int = 0) -> EpHandle[Mode]:
+    def open_handle(self, *, expert_alignment: int = 0, max_rows: int | None = None) -> EpHandle[Mode]:
         """A handle without a routing, which `EpHandle.update` gives it; local.
 
         In HT the update can be captured in a CUDA graph, and with `expert_alignment`, a power of two, rows lie by expert:
-        `EpHandle` says how. That needs max_tokens_per_rank.
+        `EpHandle` says how. That needs max_tokens_per_rank. Of rows by expert those beyond `max_rows`, if given, are
+        dropped: they add nothing to a combine. It may differ between ranks.
         """
         if torch.compiler.is_compiling():
             raise RuntimeError("open_handle: not in code that is compiled; open the handle before, and update it there")
         from nccl_ep.handle import EpHandle
 
-        return EpHandle(self, expert_alignment=expert_alignment)
+        return EpHandle(self, expert_alignment=expert_alignment, max_rows=max_rows)
 
     def most_rows(self, top_k: int, expert_alignment: int = 0) -> int:
         """HT with max_tokens_per_rank: the rows that may come; by expert, those of top-k ids."""

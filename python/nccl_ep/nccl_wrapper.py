@@ -301,6 +301,12 @@ class NCCLLibrary:
         self._call("ncclEpHandleOpen", ctypes.byref(handle), group, expert_alignment)
         return handle
 
+    def ncclEpHandleOpenBounded(self, group: Any, expert_alignment: int, max_rows: int) -> ncclEpHandle_t:
+        """The same with rows by expert, of which an update drops those beyond `max_rows`; local."""
+        handle = ncclEpHandle_t()
+        self._call("ncclEpHandleOpenBounded", ctypes.byref(handle), group, expert_alignment, max_rows)
+        return handle
+
     def ncclEpHandleUpdate(self, handle: Any, topk_tensor: Any,
                            local_tensors: Sequence[ncclNDTensor_t] | None = None, stream: Any = None) -> None:
         """Gives a handle a routing; arguments as in `ncclEpCreateHandle`, and collective like that."""

@@ -29,7 +29,7 @@ class Routed(Generic[Mode]):
     """The base of `EpHandle`."""
 
     def __init__(self, group: EpGroup[Mode], topk_idx: torch.Tensor | None = None, *, counts: torch.Tensor | None = None,
-                 stream: Any = None, expert_alignment: int | None = None) -> None:
+                 stream: Any = None, expert_alignment: int | None = None, max_rows: int | None = None) -> None:
         """For these ids; with an `expert_alignment`, even 0, without a routing."""
         self._handle: Any = None
         self._staged: list[torch.Tensor] = []
@@ -57,7 +57,11 @@ class Routed(Generic[Mode]):
         self._ids_kept_for: set[int | None] = set()
         self._ids_copied: Any = None
         with group.runtime.current():
-            self._handle = group.call(group.library.ncclEpHandleOpen, group.handle, self.expert_alignment)
+            if max_rows is None:
+                self._handle = group.call(group.library.ncclEpHandleOpen, group.handle, self.expert_alignment)
+            else:
+                self._handle = group.call(group.library.ncclEpHandleOpenBounded, group.handle, self.expert_alignment,
+                                          integer("max_rows", max_rows))
 
     def update(self, topk_idx: torch.Tensor, *, counts: torch.Tensor | None = None, stream: Any = None) -> None:
         """Routes by `topk_idx` from now on; arguments as of `EpGroup.create_handle`, and as collective.

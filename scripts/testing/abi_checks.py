@@ -17,8 +17,8 @@ from testing.step import BUILT, ROOT, Counts, Places, Step
 FIRST_RELEASE = ("CreateGroup", "GroupDestroy", "TensorCreate", "TensorDestroy", "CreateHandle",
                  "HandleDestroy", "Dispatch", "Combine", "Complete", "HandleGetNumRecvTokens")
 OWN_ADDITIONS = ("GetVersion", "GetLastError", "GetAsyncError", "GroupCountRows", "GroupTimeWaits",
-                 "GroupTimeCombineWaits", "HandleOpen", "HandleUpdate", "HandleWaitNumRecvTokens", "SetChoice",
-                 "SetSelector", "MemAlloc", "MemFree", "MemRegister", "MemDeregister", "MemInfo", "PoolUse",
+                 "GroupTimeCombineWaits", "HandleOpen", "HandleOpenBounded", "HandleUpdate", "HandleWaitNumRecvTokens",
+                 "SetChoice", "SetSelector", "MemAlloc", "MemFree", "MemRegister", "MemDeregister", "MemInfo", "PoolUse",
                  "PoolAlloc", "PoolFree")
 
 # Present on every glibc system: no CUDA, no NCCL, no C++ library.

@@ -143,9 +143,47 @@ pub unsafe extern "C" fn ncclEpHandleOpen(
     ep_group: ncclEpGroup_t,
     expert_alignment: c_uint,
 ) -> ncclResult_t {
-    on_group("ncclEpHandleOpen", ep_group, |group| {
+    // SAFETY: this function's contract.
+    unsafe { open("ncclEpHandleOpen", handle, ep_group, expert_alignment, None) }
+}
+
+/// As `ncclEpHandleOpen` for rows by expert, of which there are at most `max_rows`. An update drops those beyond, the
+/// last experts' first. Its counters count all. What is dropped adds nothing to a combine, and its gradient is 0. A
+/// dispatch needs outputs of `max_rows` rows; further rows of larger ones are undefined.
+///
+/// @param handle            gets the handle; written on success only
+/// @param ep_group          the group
+/// @param expert_alignment  as of `ncclEpHandleOpen`; 0 is 1
+/// @param max_rows          rows that this rank has room for, less than 2^31; ranks may differ
+///
+/// Returns as `ncclEpHandleOpen`.
+///
+/// # Safety
+/// `handle` is NULL or points to a writable handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclEpHandleOpenBounded(
+    handle: *mut ncclEpHandle_t,
+    ep_group: ncclEpGroup_t,
+    expert_alignment: c_uint,
+    max_rows: c_uint,
+) -> ncclResult_t {
+    let max_rows = max_rows.min(i32::MAX as c_uint) as usize;
+    // SAFETY: this function's contract.
+    unsafe { open("ncclEpHandleOpenBounded", handle, ep_group, expert_alignment.max(1), Some(max_rows)) }
+}
+
+/// # Safety
+/// As of [`ncclEpHandleOpen`].
+unsafe fn open(
+    name: &'static str,
+    handle: *mut ncclEpHandle_t,
+    ep_group: ncclEpGroup_t,
+    expert_alignment: c_uint,
+    max_rows: Option<usize>,
+) -> ncclResult_t {
+    on_group(name, ep_group, |group| {
         check_out("handle", handle)?;
-        let zones = zones(group.session.facts(), expert_alignment)?;
+        let zones = zones(group.session.facts(), expert_alignment, max_rows)?;
         let made =
             Handle::new(Arc::clone(&group.session), HandleForm { keeps_ids: true, zones, ..HandleForm::default() });
         let number = HANDLES.insert(Arc::new(made));
@@ -154,7 +192,7 @@ pub unsafe extern "C" fn ncclEpHandleOpen(
     })
 }
 
-fn zones(facts: &GroupFacts, alignment: c_uint) -> Result<Option<Zones>> {
+fn zones(facts: &GroupFacts, alignment: c_uint, max_rows: Option<usize>) -> Result<Option<Zones>> {
     if alignment == 0 {
         return Ok(None);
     }
@@ -164,7 +202,7 @@ fn zones(facts: &GroupFacts, alignment: c_uint) -> Result<Option<Zones>> {
     }
     let alignment = alignment as usize;
     rule::handle::alignment(facts, alignment, MAX_TOP_K).map_err(|error| error.within("expert_alignment"))?;
-    Ok(Some(Zones { alignment, most_slots: None }))
+    Ok(Some(Zones { alignment, most_slots: max_rows }))
 }
 
 /// Gives a handle a routing, in place of any that it has. What it reads, writes and waits for, and where it is

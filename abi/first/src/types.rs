@@ -48,6 +48,8 @@ pub const NCCL_EP_HAS_MEM: c_int = 1;
 pub const NCCL_EP_HAS_HANDLE_WAIT_NUM_RECV_TOKENS: c_int = 1;
 /// The library has `ncclEpHandleOpen` and `ncclEpHandleUpdate`.
 pub const NCCL_EP_HAS_HANDLE_UPDATE: c_int = 1;
+/// The library has `ncclEpHandleOpenBounded`.
+pub const NCCL_EP_HAS_HANDLE_OPEN_BOUNDED: c_int = 1;
 
 /// Lets the library choose a value.
 pub const NCCL_EP_AUTO: c_int = 0;

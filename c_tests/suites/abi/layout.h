@@ -168,6 +168,7 @@ FUNCTION(ncclEpHandleWaitNumRecvTokens, ncclResult_t, ncclEpHandle_t, unsigned, 
 FUNCTION(ncclEpGroupTimeWaits, ncclResult_t, ncclEpGroup_t, int64_t*);
 FUNCTION(ncclEpGroupTimeCombineWaits, ncclResult_t, ncclEpGroup_t, int64_t*);
 FUNCTION(ncclEpHandleOpen, ncclResult_t, ncclEpHandle_t*, ncclEpGroup_t, unsigned);
+FUNCTION(ncclEpHandleOpenBounded, ncclResult_t, ncclEpHandle_t*, ncclEpGroup_t, unsigned, unsigned);
 FUNCTION(ncclEpHandleUpdate, ncclResult_t, ncclEpHandle_t, const ncclNDTensor_t*, ncclNDTensor_t* const*, unsigned,
          cudaStream_t);
 FUNCTION(ncclEpMemAlloc, ncclResult_t, ncclEpGroup_t, void**, size_t);

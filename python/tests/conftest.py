@@ -159,13 +159,24 @@ def deep_ep():
         patch.syspath_prepend(str(pathlib.Path(__file__).parents[1] / "deep-ep"))
         assert importlib.util.find_spec("deep_ep") is not None
         yield importlib.import_module("deep_ep")
-        from nccl_ep.deep_ep import shared
-
-        for each in shared._SHARED.values():
-            each.close()
-        shared._SHARED.clear()
+        _close_buffers()
     for name in [each for each in sys.modules if each.partition(".")[0] == "deep_ep"]:
         del sys.modules[name]
+
+
+@pytest.fixture
+def closed_buffers(deep_ep):
+    """The same behind each test, for those that make process groups: threads of many idle ones take all the time."""
+    yield
+    _close_buffers()
+
+
+def _close_buffers() -> None:
+    from nccl_ep.deep_ep import shared
+
+    for each in shared._SHARED.values():
+        each.close()
+    shared._SHARED.clear()
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,5 @@
-"""The interface of DeepEP over groups of this library: V1 (`Buffer`, `Config`, `EventOverlap`), and V2
-(`ElasticBuffer`, `EPHandle`, `EventHandle`).
+"""The interface of DeepEP over groups of this library: V1 (`Buffer`, `Config`, `EventOverlap`), V2 (`ElasticBuffer`,
+`EPHandle`, `EventHandle`), and that of its branch `hybrid-ep` (`HybridEPBuffer`).
 
 `import nccl_ep.deep_ep as deep_ep`, or install the package in python/deep-ep, whose name is `deep_ep`,
 for programs that import that. What is served, and what is not: docs/guide/deepep.md.
@@ -14,7 +14,9 @@ import torch
 from nccl_ep.deep_ep.buffer import Buffer, Config
 from nccl_ep.deep_ep.elastic import ElasticBuffer, EPHandle
 from nccl_ep.deep_ep.events import EventHandle, EventOverlap
+from nccl_ep.deep_ep.hybrid import HybridEPBuffer
 
 topk_idx_t = torch.int64
 
-__all__ = ["Buffer", "Config", "EPHandle", "ElasticBuffer", "EventHandle", "EventOverlap", "topk_idx_t"]
+__all__ = ["Buffer", "Config", "EPHandle", "ElasticBuffer", "EventHandle", "EventOverlap", "HybridEPBuffer",
+           "topk_idx_t"]

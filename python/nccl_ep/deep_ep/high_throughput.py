@@ -60,9 +60,10 @@ def first_dispatch(group: EpGroup[Any], host: HostCopy | None, given: Given, wor
     return First(received, counts, per_expert, Routing(handle, received.tokens.shape[0]))
 
 
-def routed(group: EpGroup[Any], host: HostCopy | None, given: Given,
-           alignment: int = 0) -> tuple[EpHandle[Any], torch.Tensor]:
+def routed(group: EpGroup[Any], host: HostCopy | None, given: Given, alignment: int = 0,
+           max_rows: int | None = None) -> tuple[EpHandle[Any], torch.Tensor]:
     """A handle for the ids of a dispatch, and tokens of each expert int32 [L], which `host` gets; also in a CUDA graph.
+    Rows by expert beyond `max_rows` are dropped, but counted.
 
     Refuses what the dispatch would before: for its routing other ranks are waited for.
     """
@@ -74,7 +75,7 @@ def routed(group: EpGroup[Any], host: HostCopy | None, given: Given,
     if scales is not None:
         describe(checked_scales(scales, x.shape[0], group.device), Tag.SCALES)
     counts = torch.empty(group.num_local_experts, dtype=torch.int32, device=group.device)
-    handle = group.open_handle(expert_alignment=alignment)
+    handle = group.open_handle(expert_alignment=alignment, max_rows=max_rows)
     handle.update(topk_idx, counts=counts)
     if host is not None:
         host.start(counts)
@@ -105,6 +106,11 @@ def combine(routing: Routing, x: torch.Tensor, topk_weights: torch.Tensor | None
     for each in biases:
         sums += each
     return sums, weights
+
+
+def few(num_sms: int) -> Choice | None:
+    """Of an operation with so many SMs; 0: as the library wants."""
+    return Choice(blocks=num_sms) if num_sms else None
 
 
 def aligned(counts: list[int], alignment: int) -> list[int]:

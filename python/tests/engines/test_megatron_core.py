@@ -49,26 +49,35 @@ def core(deep_ep, world, device):
             patch.setitem(sys.modules, _STASH, stash)
         if without_gpu(patch, device, current_device=device):
             _lists_of_rows(patch)
+            zeros = torch.zeros  # which its hybridep dispatcher asks for a GPU, wherever other tensors are
+            patch.setattr(torch, "zeros", lambda *words, **settings: zeros(*words, **settings | (
+                {"device": device} if settings.get("device") == "cuda" else {})))
         import megatron.core
         from megatron.core.transformer.moe import fused_a2a, moe_utils
 
-        assert pathlib.Path(fused_a2a.__file__).is_relative_to(place) and fused_a2a.HAVE_DEEP_EP
+        assert pathlib.Path(fused_a2a.__file__).is_relative_to(place)
+        assert fused_a2a.HAVE_DEEP_EP and fused_a2a.HAVE_HYBRIDEP
         # 0.16 reads this name also where Transformer Engine, which has it, is not installed.
         patch.setattr(moe_utils, "te_general_gemm", getattr(moe_utils, "te_general_gemm", None), raising=False)
         yield megatron.core
 
 
 @pytest.fixture
-def layers(core, world, device, monkeypatch):
+def layers(core, world, device, monkeypatch, closed_buffers):
     """Makes two layers with the same weights: one with the flex dispatcher, one with the all-to-all dispatcher."""
     from megatron.core import parallel_state
     from megatron.core.models.gpt.moe_module_specs import get_moe_module_spec
+    from megatron.core.transformer.moe import fused_a2a
     from megatron.core.transformer.moe.moe_layer import MoELayer
     from megatron.core.transformer.transformer_config import TransformerConfig
 
-    new_group, backend = dist.new_group, "gloo" if device.type == "cpu" else "nccl"
-    monkeypatch.setattr(dist, "new_group", lambda *words, **settings: new_group(
-        *words, **settings | {"backend": settings.get("backend") or backend}))
+    new_group, backend, groups = dist.new_group, "gloo" if device.type == "cpu" else "nccl", []
+
+    def grouped(*words, **settings):
+        groups.append(new_group(*words, **settings | {"backend": settings.get("backend") or backend}))
+        return groups[-1]
+
+    monkeypatch.setattr(dist, "new_group", grouped)
 
     def make(tensor: int = 1, dtype: torch.dtype = torch.float32, **settings) -> list[torch.nn.Module]:
         sizes = {"tensor_model_parallel_size": tensor, "expert_tensor_parallel_size": tensor,
@@ -94,7 +103,11 @@ def layers(core, world, device, monkeypatch):
         return made
 
     yield make
+    fused_a2a._buffer = fused_a2a._hybrid_ep_buffer = None
     parallel_state.destroy_model_parallel()
+    for each in groups:  # which torch keeps, and their threads take time
+        if each in dist.distributed_c10d._world.pg_map:
+            dist.destroy_process_group(each)
 
 
 def tokens(rank: int, rows: int, seed: int, like: torch.nn.Module) -> torch.Tensor:
@@ -171,6 +184,15 @@ _CASES = {
 }
 
 
+def check_backward(running):
+    """Outputs of problems, and the gradients of their tokens and weights."""
+    for problem, hidden, weights, output in running:
+        problem.backward(output)
+        want = problem.dense()
+        for got, right in ((output, want.output), (hidden.grad, want.tokens_grad), (weights.grad, want.weights_grad)):
+            problem.close(got, right)
+
+
 @pytest.mark.parametrize("is_async", [False, True])
 def test_functions(core, world, device, is_async):
     """Three micro-batches in flight, of two types, with ids of -1 and without tokens on rank 1; the first goes back
@@ -192,20 +214,44 @@ def test_functions(core, world, device, is_async):
         output, _ = fused_a2a.fused_combine(found.to(dtype), group, handle, is_async, is_async)
         buffers.add(fused_a2a._buffer)
         running.append((problem, hidden, weights, output))
-    for problem, hidden, weights, output in running:
-        problem.backward(output)
-        want = problem.dense()
-        for got, right in ((output, want.output), (hidden.grad, want.tokens_grad), (weights.grad, want.weights_grad)):
-            problem.close(got, right)
+    check_backward(running)
     assert len(buffers) == 1
 
 
+@pytest.mark.parametrize("waits", [True, False])
+def test_hybrid_functions(core, world, device, waits):
+    """Three micro-batches in flight, as above, by maps and a matrix of factors; with a bound of rows or without."""
+    from megatron.core.transformer.moe import fused_a2a
+
+    running = []
+    for seed, dtype in enumerate((torch.float32, torch.bfloat16, torch.float32)):
+        problem = Problem(*world, hidden=_HIDDEN, masked=True, dtype=dtype, device=device, seed=seed)
+        hidden, weights = problem.tokens.requires_grad_(), problem.weights.requires_grad_()
+        experts, local = problem.num_experts, problem.num_experts // world[1]
+        ids = problem.topk_idx.remainder(experts + 1)  # -1 is the last
+        probs = weights.new_zeros((len(ids), experts + 1)).scatter(1, ids, weights)[:, :experts]
+        routing_map = torch.zeros((len(ids), experts + 1), dtype=torch.bool, device=device).scatter(1, ids, True)
+        rows, factors, _, counts, handle = fused_a2a.hybrid_ep_dispatch(
+            hidden, routing_map[:, :experts], probs, dist.group.WORLD, local, pad_multiple=8,
+            num_permuted_tokens=None if waits else 1000)
+        assert len(rows) == (counts.sum() if waits else 1000) and not counts.remainder(8).any()
+        parts = [*counts.tolist(), len(rows) - int(counts.sum())]
+        found = [factor[:, None] * problem.expert(matrix, block) for matrix, block, factor in zip(
+            problem.local_experts(local), rows.split(parts), factors.split(parts))]
+        found.append(rows.new_zeros((parts[-1], _HIDDEN)))
+        output = fused_a2a.hybrid_ep_combine(torch.cat(found).to(dtype), handle, len(rows), 8)
+        running.append((problem, hidden, weights, output))
+    check_backward(running)
+    fused_a2a.reset_hybrid_ep_buffer()
+
+
+@pytest.mark.parametrize("backend", ["deepep", "hybridep"])
 @pytest.mark.parametrize("case", _CASES)
-def test_layer(core, layers, world, device, case):
+def test_layer(core, layers, world, device, case, backend):
     """Several steps with numbers of tokens that differ by rank and step, and one computed anew in the backward."""
     if case == "shared expert" and core.__version__.startswith("0.16."):
         pytest.skip("0.16 has no shared experts beside its flex dispatcher")
-    flex, alltoall = layers(**_CASES[case])
+    flex, alltoall = layers(**_CASES[case], moe_flex_dispatcher_backend=backend)
     tensor = _CASES[case].get("tensor", 1)
     for step in range(3):
         hidden = tokens(world[0], 1 if (world[0], step) == (1, 1) else 6 + 3 * world[0] - step, step, flex)
@@ -219,10 +265,24 @@ def test_layer(core, layers, world, device, case):
         close({"output": flex(hidden)[0]}, {"output": got["output"].detach()})
 
 
-def test_uneven_routing(layers, world):
+@pytest.mark.parametrize("settings", [
+    {"moe_pad_expert_input_to_capacity": True, "moe_expert_capacity_factor": 1.0},
+    {"moe_hybridep_pad_uneven_dispatch_inputs": True}], ids=["experts", "tokens"])
+def test_padding(core, layers, world, settings):
+    """Experts up to their capacity, so that tokens may have more of them than top-k; tokens up to those of others."""
+    is_uneven = "moe_hybridep_pad_uneven_dispatch_inputs" in settings
+    if is_uneven and core.__version__.startswith("0.16."):
+        pytest.skip("0.16 pads no tokens")
+    flex, _ = layers(moe_flex_dispatcher_backend="hybridep", **settings)
+    hidden = tokens(world[0], 6 + 3 * world[0] * is_uneven, 1, flex)
+    close(results(flex, hidden), dense(flex, hidden, 1))
+
+
+@pytest.mark.parametrize("backend", ["deepep", "hybridep"])
+def test_uneven_routing(layers, world, backend):
     """Another number of experts for each token, none for some, all on rank 0; rank 1 has no tokens, which its router
     could not take."""
-    flex, _ = layers(moe_expert_capacity_factor=10.0)
+    flex, _ = layers(moe_expert_capacity_factor=10.0, moe_flex_dispatcher_backend=backend)
 
     def router(hidden, *_):
         rows = hidden.flatten(0, 1)
@@ -304,10 +364,11 @@ def _nodes(layer, streams):
         for stream, function, name in zip(streams * 2, functions, ("attn", "moe_dispatch", "mlp", "moe_combine"))]
 
 
-def test_overlap(layers, world):
+@pytest.mark.parametrize("backend", ["deepep", "hybridep"])
+def test_overlap(layers, world, backend):
     """By its schedule on two streams, one micro-batch's backward between the parts of the other's forward. It empties
     tensors that dispatch and the experts have given."""
-    layer, other = [_in_a_model(each) for each in layers(hidden_dropout=0.0)]
+    layer, other = [_in_a_model(each) for each in layers(hidden_dropout=0.0, moe_flex_dispatcher_backend=backend)]
     compute, communicate = streams = torch.cuda.current_stream(), torch.cuda.Stream()
     batches = [tokens(world[0], 5 + world[0] + seed, seed, layer.mlp) for seed in range(2)]
     want = [results(other, hidden, lambda hidden: other(hidden, attention_mask=None)[0]) for hidden in batches]

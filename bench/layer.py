@@ -131,29 +131,13 @@ class Bench:
         ]
 
     def alternatives(self) -> list[Step]:
-        """Other ways to expand and reduce, for comparison. The first of each needs no Triton."""
+        """How rows are expanded and reduced where there is no Triton."""
         tokens, expansion = self.received.tokens, self.layout.expansion
         moved = (len(tokens) + len(self.rows)) * self.tokens[0].nbytes
-        steps = [
+        return [
             Step("expand: index_select", lambda: rows.spread_by_torch(tokens, expansion), moved),
-            Step("reduce: embedding_bag", lambda: rows.add_up_by_torch(self.rows, expansion),
-                 moved),
-            Step("reduce: index_add", lambda: self._index_add(expansion.source), moved),
+            Step("reduce: embedding_bag", lambda: rows.add_up_by_torch(self.rows, expansion), moved),
         ]
-        if self.device.type == "cuda":  # not for 16-bit rows on the CPU
-            steps.append(Step("reduce: sparse matrix", self._sparse_product, moved))
-        return steps
-
-    def _sparse_product(self) -> torch.Tensor:
-        order, offsets = self.layout.expansion.bags
-        ones = torch.ones(len(self.rows), dtype=self.rows.dtype, device=self.device)
-        shape = len(self.received.tokens), len(self.rows)
-        sums = torch.sparse_csr_tensor(offsets, order, ones, shape, check_invariants=False)
-        return sums @ self.rows
-
-    def _index_add(self, source: torch.Tensor) -> torch.Tensor:
-        total = torch.zeros(self.received.tokens.shape, device=self.device)
-        return total.index_add_(0, source, self.rows.float()).to(self.rows.dtype)
 
     def medians(self, step: Step, iterations: int) -> tuple[float, float]:
         """Microseconds of a step on this rank, and of the host in it."""
@@ -230,7 +214,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
     parser.add_argument("--num-sm", type=int, default=20, help="SMs of communication (20); 0: the library chooses")
     parser.add_argument("--deep-ep", action="store_true", help="also the calls of deep_ep.Buffer")
-    parser.add_argument("--alternatives", action="store_true", help="also other ways to expand and reduce")
+    parser.add_argument("--alternatives", action="store_true", help="also what expands and reduces without Triton")
     parser.add_argument("--count-kernels", action="store_true", help="with torch's profiler")
     parser.add_argument("--json", metavar="FILE", type=pathlib.Path, help="write the records there")
     return parser.parse_args()

@@ -52,7 +52,8 @@ def test_without_pytorch():
     """The C functions are there; all else says what to install."""
     done = run("-S", "-c", """
 import importlib, nccl_ep
-assert not nccl_ep.HAVE_TORCH and "EpGroup" not in nccl_ep.__all__
+from nccl_ep import *
+assert not HAVE_TORCH and NCCLLibrary and "EpGroup" not in globals() and "EpGroup" not in nccl_ep.__all__
 for load in (lambda: nccl_ep.EpGroup, lambda: nccl_ep.tune, lambda: nccl_ep.layers,
              *(lambda name=name: importlib.import_module(f"nccl_ep.{name}")
                for name in ("layers", "autograd", "tuning", "tuning.__main__"))):

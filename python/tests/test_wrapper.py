@@ -247,10 +247,7 @@ def test_importing_needs_neither_torch_nor_a_library(alone):
     subprocess.run([sys.executable, "-c", code], check=True, env=environment)
 
 
-def test_everything_can_be_imported_without_torch(alone):
-    code = ("import sys; sys.modules['torch'] = None\nfrom nccl_ep import *\n"
-            "assert not HAVE_TORCH and NCCLLibrary and 'EpGroup' not in globals()")
-    subprocess.run([sys.executable, "-c", code], check=True)
+def test_everything_can_be_imported():
     names: dict[str, object] = {}
     exec("from nccl_ep import *", names)
     assert names["HAVE_TORCH"] and names["EpGroup"] and names["layers"].EPAll2AllLayer

@@ -129,7 +129,7 @@ fn every_rule_of_the_tables_is_made_by_the_sources() {
     assert!(unknown.is_empty(), "no source says what {DOCUMENT} says in {unknown:?}");
 }
 
-/// Fails for each text of the directories' files, but for arguments of functions named `skipped`, that the document lacks.
+/// Fails if the document lacks a text of the directories' files, other than in arguments of functions named `skipped`.
 fn assert_listed(directories: &[&str], skipped: &str) {
     // The document's whole texts are "argument: rule", which tables keep in two cells.
     let document = sources::read(DOCUMENT).replace("` | ", ": ").replace('`', "");

@@ -112,5 +112,5 @@ def test_sms_of_a_configuration(buffer, problem):
     for given, channels in ((deep_ep.Config(8), 4), (None, 4)):
         *_, handle, _ = dispatched(buffer, problem, config=given)
         assert handle.handle.group.num_channels == channels
-        assert buffer.combine(problem.tokens.new_empty((handle.rows, problem.hidden)), handle, config=given)[0].shape == \
-            problem.tokens.shape
+        rows = problem.tokens.new_empty((handle.rows, problem.hidden))
+        assert buffer.combine(rows, handle, config=given)[0].shape == problem.tokens.shape

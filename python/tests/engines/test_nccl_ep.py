@@ -1,8 +1,8 @@
-"""NVIDIA's `nccl.ep` package, as published, over `libnccl_ep.so.0`, which is preloaded: LL expert-major and rank-major, HT
-flat and expert-major, both passes, a budget that drops, refusals.
+"""NVIDIA's `nccl.ep` package, as published, over `libnccl_ep.so.0`, which is preloaded: LL expert-major and rank-major,
+HT flat and expert-major, both passes, a budget that drops, refusals.
 
-Each token of a rank goes to the experts `rank + k + 1`, whose ranks return it as it is, so that a sum is the token times
-the weights, or the number of ranks.
+Each token of a rank goes to the experts `rank + k + 1`, whose ranks return it as it is, so that a sum is the token
+times the weights, or the number of ranks.
 """
 
 import ctypes
@@ -61,8 +61,8 @@ class Rank:
         return self.made[-1]
 
     def dispatch(self, handle, more={}, weights=None, **outputs):
-        handle.dispatch(of(ep.DispatchInputs, tokens=self.tokens, topk_weights=weights), of(ep.DispatchOutputs, **outputs),
-                        stream=0, **more)
+        inputs = of(ep.DispatchInputs, tokens=self.tokens, topk_weights=weights)
+        handle.dispatch(inputs, of(ep.DispatchOutputs, **outputs), stream=0, **more)
         assert ctypes.CDLL(None).cudaStreamSynchronize(None) == 0
 
     def combine(self, handle, more={}, outputs={}, **inputs):
@@ -136,8 +136,8 @@ def test_high_throughput_flat(mine, is_bounded):
     assert torch.equal(mine.combine(handle, tokens=rows), mine.ranks * mine.tokens)
     mine.dispatch(handle, {"config": ep.DispatchConfig(pass_direction=ep.PassDir.BWD)}, tokens=rows)
     gradients = empty(TOKENS, TOP_K)
-    sums = mine.combine(handle, {"config": ep.CombineConfig(pass_direction=ep.PassDir.BWD)}, {"topk_weights": gradients},
-                        tokens=rows, topk_weights=weights)
+    backward = {"config": ep.CombineConfig(pass_direction=ep.PassDir.BWD)}
+    sums = mine.combine(handle, backward, {"topk_weights": gradients}, tokens=rows, topk_weights=weights)
     assert torch.equal(sums, mine.ranks * mine.tokens) and torch.equal(gradients, mine.weights)
     with pytest.raises(Exception, match=f"code {INVALID_ARGUMENT}$"):  # without topk_idx
         mine.dispatch(handle, weights=mine.weights, tokens=rows, topk_weights=weights)

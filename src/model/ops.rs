@@ -77,6 +77,13 @@ pub struct HandleForm {
     pub most_rows: Option<usize>,
 }
 
+impl HandleForm {
+    /// HT by expert: the rows beyond which an update drops others.
+    pub fn bound(&self) -> Option<usize> {
+        self.zones?.most_slots
+    }
+}
+
 /// How an HT handle's rows lie by expert: those of an expert together, by source rank, then token, padded with zeros to
 /// a multiple of an alignment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,10 +100,11 @@ impl Zones {
         rows.next_multiple_of(self.alignment)
     }
 
-    /// The most slots that `rows` rows take, each for at most `top_k` of the `experts` here.
+    /// The most slots that `rows` rows take, each for at most `top_k` of the `experts` here, of those that there are.
     pub fn most(self, rows: usize, top_k: usize, experts: usize) -> usize {
         let most = rows * top_k.min(experts) + experts * (self.alignment - 1);
-        most / self.alignment * self.alignment
+        let most = most / self.alignment * self.alignment;
+        self.most_slots.map_or(most, |slots| slots.min(most))
     }
 }
 

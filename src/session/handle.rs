@@ -184,7 +184,7 @@ impl Handle {
             ByMode::Ht(ht) => self.with_ht(ht, (Role::TokensIn, tensors.tokens), |routed| {
                 let mut op = ht::dispatch(facts, &routed.routing, tensors)?;
                 (op.launch, op.way) = (chosen.launch, chosen.way);
-                ht::dispatch_holds(&op, routed.told.load(Ordering::Relaxed).max(self.bound().unwrap_or(0)))?;
+                ht::dispatch_holds(&op, routed.told.load(Ordering::Relaxed).max(self.form.bound().unwrap_or(0)))?;
                 if let Some(checks) = self.group.checks() {
                     checks.ht_dispatch(&routed.routing, &op, stream);
                 }
@@ -357,17 +357,11 @@ impl Handle {
                 None => rows,
                 Some(zones) => {
                     let top_k = routed(&handle.read())?.routing.top_k;
-                    let most = zones.most(rows, top_k, self.group.facts().local_experts());
-                    self.bound().map_or(most, |bound| bound.min(most))
+                    zones.most(rows, top_k, self.group.facts().local_experts())
                 }
             })),
             _ => self.expected_rows(within),
         }
-    }
-
-    /// HT by expert: the rows beyond which an update drops others.
-    fn bound(&self) -> Option<usize> {
-        self.form.zones?.most_slots
     }
 
     /// As [`Handle::received_rows`]; later operations on fewer rows are refused. Not in groups with a bound: there a

@@ -146,6 +146,13 @@ def device() -> torch.device:
     return torch.device("cpu" if uses_stand_ins() else f"cuda:{torch.cuda.current_device()}")
 
 
+@pytest.fixture
+def captures(device, nodes) -> None:
+    """For a test whose CUDA graphs route, for which the host waits over several nodes."""
+    if device.type == "cpu" or len(set(nodes)) > 1:
+        pytest.skip("no graphs on the CPU, and none that route over several nodes")
+
+
 @pytest.fixture(scope="session")
 def library() -> NCCLLibrary:
     """The library, loaded once."""

@@ -161,10 +161,8 @@ def test_updates(opened, alignment):
         same([other(problem.tokens)], want[1:])
 
 
-def test_cuda_graph_trees(opened, device):
+def test_cuda_graph_trees(captures, opened, device):
     """Inductor takes CUDA graphs of both modes."""
-    if device.type == "cpu":
-        pytest.skip("no graphs on the CPU")
     problem, ep, _ = opened("ht", bound=32)
     step = routed_step(ep.open_handle())
     function = torch.compile(step, fullgraph=True, mode="reduce-overhead")

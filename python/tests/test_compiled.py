@@ -161,7 +161,7 @@ def test_updates(opened, alignment):
         same([other(problem.tokens)], want[1:])
 
 
-def test_cuda_graph_trees(captures, opened, device):
+def test_cuda_graph_trees(captures, opened):
     """Inductor takes CUDA graphs of both modes."""
     problem, ep, _ = opened("ht", bound=32)
     step = routed_step(ep.open_handle())

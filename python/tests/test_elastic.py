@@ -162,7 +162,7 @@ def test_a_bound_that_batches_share_is_not_too_large(world, device):
     assert rows.shape == (3 * world[1] * (world[0] == 0), 16)
 
 
-def test_memory_in_a_graph(captures, buffer, problem, device):
+def test_memory_in_a_graph(captures, buffer, problem):
     """Rows of a layer take the memory of those before, which torch would keep from another stream until the end."""
 
     def layer():

@@ -32,19 +32,19 @@ typedef struct {
     unsigned most;       // of these rows, beyond which an update drops others; kRefUnbounded
 } RefOpening;
 enum { kRefUnbounded = 1 << 30 };
-static inline RefOpening ref_ht_as(HtRows rows, HtCounter counter, uint64_t seed) {
-    const RefOpening opening = {true, rows, counter, seed, 0, kRefUnbounded};
+static inline RefOpening ref_opening(bool ht, HtRows rows, HtCounter counter, uint64_t seed) {
+    const RefOpening opening = {ht, rows, counter, seed, 0, kRefUnbounded};
     return opening;
+}
+static inline RefOpening ref_ht_as(HtRows rows, HtCounter counter, uint64_t seed) {
+    return ref_opening(true, rows, counter, seed);
 }
 static inline RefOpening ref_ht_by_expert(unsigned alignment, unsigned most, uint64_t seed) {
     const RefOpening opening = {true, kHtRowsAsTold, kHtNoCounter, seed, alignment, most};
     return opening;
 }
 static inline RefOpening ref_ht(uint64_t seed) { return ref_ht_as(kHtRowsAsTold, kHtNoCounter, seed); }
-static inline RefOpening ref_ll(uint64_t seed) {
-    const RefOpening opening = {false, kHtRowsAsTold, kHtNoCounter, seed, 0, kRefUnbounded};
-    return opening;
-}
+static inline RefOpening ref_ll(uint64_t seed) { return ref_opening(false, kHtRowsAsTold, kHtNoCounter, seed); }
 
 // What an operation passes; without effect where its mode has no such thing.
 typedef struct {

@@ -11,8 +11,8 @@ static void open_runs(RefRun* runs, unsigned count, const EpEnv* env, ncclEpGrou
     static unsigned opened;
     for (unsigned i = 0; i < count; ++i) {
         const unsigned n = opened++;
-        const uint64_t seed = 1000 + 1000 * (uint64_t)n;
-        const RefOpening opening = {ht, (HtRows)(n % 3), (HtCounter)(n / 3 % 3), seed, 0, kRefUnbounded};
+        const RefOpening opening =
+            ref_opening(ht, (HtRows)(n % 3), (HtCounter)(n / 3 % 3), 1000 + 1000 * (uint64_t)n);
         RefShape own = *shape;
         own.top_k = 1 + n % shape->top_k;
         runs[i] = ref_run_open_with(env, group, &own, n % 2 == 0 ? kRefMessy : kRefDistinct, n % 3 != 0, opening);

@@ -236,7 +236,7 @@ static void between_direct_ones(EpEnv* env, bool ht) {
         check(&fixture, kOdd);
         ref_combine_as(run, i % 2 == 0 ? kRefBackward : kRefWhole);
         if (i % 2 == 1) {
-            const RefOpening opening = {ht, kHtRowsExact, kHtNoCounter, 20 + i, 0, kRefUnbounded};
+            const RefOpening opening = ref_opening(ht, kHtRowsExact, kHtNoCounter, 20 + i);
             ref_run_close(other);
             *other = ref_run_open_with(env, run->group, &run->shape, kRefMessy, true, opening);
         }

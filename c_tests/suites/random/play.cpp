@@ -90,7 +90,7 @@ class Play {
             RefRun* run = &handles_[i].run;
             course_.MaybeDelay();
             *run = ref_run_open_with(&env, group, &shape, plan.style, plan.uneven,
-                                     RefOpening{ht, plan.rows, plan.counter, plan.seed, 0});
+                                     ref_opening(ht, plan.rows, plan.counter, plan.seed));
             run->variation = static_cast<unsigned>(plan.seed);
             run->without_counter = plan.counter == kHtNoCounter;
         }

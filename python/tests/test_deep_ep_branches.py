@@ -59,7 +59,7 @@ def test_ids_are_read_where_they_lie(buffer, problem):
     def pair(ids, weights):
         rows, _, handle, _, _ = buffer.low_latency_dispatch(problem.tokens[:len(ids)], ids, _MOST, problem.num_experts,
                                                             use_fp8=False)
-        assert handle.handle.topk_idx.data_ptr() == ids.data_ptr()
+        assert not pool.is_one_node or handle.handle.topk_idx.data_ptr() == ids.data_ptr()
         return buffer.low_latency_combine(rows, ids, weights, handle)[0].float()
 
     ids, weights = problem.topk_idx.clone(), problem.weights

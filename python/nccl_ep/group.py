@@ -221,10 +221,13 @@ class EpGroup(Generic[Mode]):
 
         return EpHandle(self, expert_alignment=expert_alignment, max_rows=max_rows)
 
-    def most_rows(self, top_k: int, expert_alignment: int = 0) -> int:
-        """HT with max_tokens_per_rank: the rows that may come; by expert, those of top-k ids."""
+    def most_rows(self, top_k: int, expert_alignment: int = 0, max_rows: int | None = None) -> int:
+        """HT with max_tokens_per_rank: the rows that may come; by expert, those of top-k ids, with a handle's bound."""
         rows = self.world_size * self.max_tokens_per_rank
-        return self.most_slots(rows, top_k, expert_alignment) if expert_alignment else rows
+        if not expert_alignment:
+            return rows
+        slots = self.most_slots(rows, top_k, expert_alignment)
+        return slots if max_rows is None else min(slots, max_rows)
 
     def most_slots(self, rows: int, top_k: int, expert_alignment: int) -> int:
         """The slots that so many rows of top-k ids may take by expert, filled up to the alignment."""

@@ -188,7 +188,10 @@ def _job() -> str:
     if "SLURM_JOB_ID" in os.environ:
         return f"{os.environ['SLURM_JOB_ID']}.{os.environ.get('SLURM_STEP_ID', '')}"
     # The launcher is the parent of all ranks. Containers may share a network, and number their processes alike.
-    return f"{os.getppid()}.{os.stat('/proc/self/ns/pid').st_ino}"
+    try:
+        return f"{os.getppid()}.{os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return str(os.getppid())
 
 
 def _serve(address: str, data: bytes, readers: int, deadline: float) -> int:

@@ -46,10 +46,14 @@ class Routed(Generic[Mode]):
         # The library does, and gives gradients of weights by k.
         self.keeps_ids = expert_alignment is not None and group.algorithm == "ht"
         self.expert_alignment = 0
+        self.max_rows: int | None = None
         if expert_alignment is None:
             self._route(topk_idx, counts, stream, self._create)
             return
-        self.expert_alignment = integer("expert_alignment", expert_alignment)
+        self.expert_alignment = integer("expert_alignment", expert_alignment) or int(max_rows is not None)
+        self.max_rows = None if max_rows is None else integer("max_rows", max_rows)
+        if max_rows is not None and group.algorithm == "ll":
+            raise ValueError("max_rows: needs high throughput, whose rows may lie by expert")
         self.topk_idx = torch.empty((0, 0), dtype=torch.int64, device=group.device)
         # Of operators: those of traced code wait for the one that has made the routing.
         self.ticket = torch.empty(0, dtype=torch.int32, device=group.device)
@@ -57,11 +61,11 @@ class Routed(Generic[Mode]):
         self._ids_kept_for: set[int | None] = set()
         self._ids_copied: Any = None
         with group.runtime.current():
-            if max_rows is None:
+            if self.max_rows is None:
                 self._handle = group.call(group.library.ncclEpHandleOpen, group.handle, self.expert_alignment)
             else:
                 self._handle = group.call(group.library.ncclEpHandleOpenBounded, group.handle, self.expert_alignment,
-                                          integer("max_rows", max_rows))
+                                          self.max_rows)
 
     def update(self, topk_idx: torch.Tensor, *, counts: torch.Tensor | None = None, stream: Any = None) -> None:
         """Routes by `topk_idx` from now on; arguments as of `EpGroup.create_handle`, and as collective.
@@ -75,18 +79,14 @@ class Routed(Generic[Mode]):
             self._route(topk_idx, counts, stream, self._update)
 
     def reread(self, topk_idx: torch.Tensor) -> None:
-        """LL on one node: `update`, and no call if these ids, int64 and dense, lie where those of now do. A combine
-        finds no dispatch after the one, and the last one after the other."""
-        if self.lies_at(topk_idx):
-            self.topk_idx = topk_idx
-            self._ids_kept_for = {self.group.runtime.stream(None)}
-        else:
-            self.update(topk_idx)
+        """LL: as `update` by ids that lie where the last ones did, as many; no call is needed for these. They may be of
+        any stream: the allocator is told of each that uses them."""
+        self.topk_idx = topk_idx
+        self._ids_kept_for = set()
 
-    def lies_at(self, topk_idx: torch.Tensor) -> bool:
-        """Whether its ids lie where these do."""
-        ids = self.topk_idx
-        return ids.data_ptr() == topk_idx.data_ptr() and ids.shape == topk_idx.shape
+    def drop_ids(self) -> None:
+        """LL: lets go of the ids' memory; no operation may follow before `reread` or `update`."""
+        self.topk_idx = self.topk_idx.new_empty((0, self.top_k))
 
     def _route(self, topk_idx: Any, counts: torch.Tensor | None, stream: Any,
                call: Callable[[torch.Tensor, TensorList, int | None], None]) -> None:

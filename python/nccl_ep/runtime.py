@@ -280,8 +280,10 @@ class Use:
 
     __enter__ = current_stream_wait
 
-    def __exit__(self, *error: object) -> None:
-        self.note()
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        # Where an operation has broken the device, its own error is what counts.
+        with contextlib.nullcontext() if kind is None else contextlib.suppress(RuntimeError):
+            self.note()
 
 
 def _is_capturing(stream: Any) -> bool:

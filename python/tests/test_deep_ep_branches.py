@@ -1,5 +1,7 @@
 """What the branches of DeepEP that engines install add to a `Buffer`, the SMs of a configuration, and ids in place."""
 
+import weakref
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -53,25 +55,47 @@ def test_rows_that_are_computed_after_the_call(buffer, problem, device, signals,
 
 
 def test_ids_are_read_where_they_lie(buffer, problem):
-    """By few handles for any number of tokens, also where other ids lay."""
-    pool = buffer.shared.low_latency(problem.num_experts, 128, _MOST)
+    """By few handles for any number of tokens, also where other ids lay; for the combine, too, whoever has them."""
+    pool = buffer.shared.low_latency(problem.num_experts, problem.hidden, _MOST)
 
     def pair(ids, weights):
-        rows, _, handle, _, _ = buffer.low_latency_dispatch(problem.tokens[:len(ids)], ids, _MOST, problem.num_experts,
-                                                            use_fp8=False)
-        assert not pool.is_one_node or handle.handle.topk_idx.data_ptr() == ids.data_ptr()
-        return buffer.low_latency_combine(rows, ids, weights, handle)[0].float()
+        given = ids.clone()
+        address = given.data_ptr()
+        rows, _, handle, _, _ = buffer.low_latency_dispatch(problem.tokens[:len(ids)], given, _MOST,
+                                                            problem.num_experts, use_fp8=False)
+        assert not pool.is_one_node or handle.handle.topk_idx.data_ptr() == address
+        del given
+        others = [torch.full_like(ids, -1) for _ in range(64)]
+        sums = buffer.low_latency_combine(rows, ids, weights, handle)[0].float()
+        return sums, ids.clone(), others
 
-    ids, weights = problem.topk_idx.clone(), problem.weights
+    ids, weights = problem.topk_idx, problem.weights
     factors = torch.where(ids >= 0, weights, 0.0).sum(dim=1, keepdim=True)
-    want, given = problem.tokens.float() * factors, []
+    want, kept = problem.tokens.float() * factors, []
     for _ in range(6):
-        ids, weights = ids.copy_(ids.flip(1)), weights.flip(1)
-        torch.testing.assert_close(pair(ids, weights), want, rtol=0.1, atol=0.05)
-        given += ids.clone(), ids[:3].clone()
-        torch.testing.assert_close(pair(given[-2], weights), want, rtol=0.1, atol=0.05)
-        torch.testing.assert_close(pair(given[-1], weights[:3]), want[:3], rtol=0.1, atol=0.05)
-        assert len(pair(ids[:0], weights[:0])) == 0
+        ids, weights = ids.flip(1), weights.flip(1)
+        for few in (len(ids), 3, 0):
+            sums, *others = pair(ids[:few], weights[:few])
+            torch.testing.assert_close(sums, want[:few], rtol=0.1, atol=0.05)
+            kept.append(others)
+    assert 0 < len(pool._made) <= 8
+
+
+def test_ids_are_the_callers_again(buffer, problem):
+    """Once nobody has the handle, their memory is free, and the next ids there need no call of the library."""
+    pool = buffer.shared.low_latency(problem.num_experts, problem.hidden, _MOST)
+    if not pool.is_one_node:
+        pytest.skip("handles have memory for ids over several nodes")
+    seen = []
+    for turn in range(3):
+        ids = problem.topk_idx.clone()
+        found = weakref.ref(ids)
+        rows, _, handle, _, _ = buffer.low_latency_dispatch(problem.tokens, ids, _MOST, problem.num_experts,
+                                                            use_fp8=False)
+        seen.append(handle.handle)
+        buffer.low_latency_combine(rows, ids, problem.weights, handle)
+        del ids, handle
+        assert found() is None and len(seen[-1].topk_idx) == 0
     assert len(pool._made) <= 8
 
 

@@ -152,7 +152,7 @@ class ElasticBuffer(Sharing):
             alignment = integer("expert_alignment", expert_alignment or 1, 1)
             plan = _Plan(do_expand, do_cpu_sync in (None, True), alignment, most, num_sms or _SMS)
             group, host = self._group(tokens, topk_idx, num_experts, plan)
-        with self._comm.on(previous_event, [tokens, scales, topk_idx, topk_weights],
+        with self._comm.on(previous_event, [tokens, scales, topk_idx, topk_weights, cumulative_local_expert_recv_stats],
                            async_with_compute_stream) as beside:
             _wait(previous_event_before_epilogue)
             if plan is not None:

@@ -10,13 +10,16 @@ import torch.distributed as dist
 
 from nccl_ep.arguments import integer
 from nccl_ep.deep_ep import high_throughput
-from nccl_ep.deep_ep.elastic import LEAST_BOUND, MOST_ROWS, bound_of_group
+from nccl_ep.deep_ep.elastic import LEAST_BOUND, MOST_ROWS
 from nccl_ep.deep_ep.high_throughput import Routing, few
 from nccl_ep.deep_ep.shared import Sharing
 from nccl_ep.gradients import without_gradients
 from nccl_ep.rendezvous import collective_device
 from nccl_ep.routing import known_ids
-from nccl_ep.tensors import checked
+from nccl_ep.tensors import checked, checked_integers
+
+
+_MOST_TOPK = 32  # of the library
 
 
 class HybridEPConfig(NamedTuple):
@@ -87,12 +90,12 @@ class HybridEPBuffer(Sharing):
     constructing one is collective. It is never destroyed: its groups stay for the next one.
 
     Ranks may have different numbers of tokens, up to the largest `max_num_of_tokens_per_rank` of all. More are taken,
-    too, if all ranks have such numbers: groups for more are made then. The numbers of SMs are those of operations, by
+    too, if all ranks have more: a group for more is made then. The numbers of SMs are those of operations, by
     default as many as the library wants; blocks of permutations and a number for preprocessing are accepted and unused.
     """
 
     # Most experts of a token, if there are more. Handles keep 4 bytes for each, and each token that may come.
-    max_topk: int = 32
+    max_topk: int = _MOST_TOPK
 
     def __init__(self, group: Any, hidden_dim: int, max_num_of_tokens_per_rank: int, num_local_experts: int,
                  use_fp8: bool = False, num_sms_dispatch_api: int | None = None, num_sms_combine_api: int | None = None,
@@ -175,7 +178,8 @@ class HybridEPBuffer(Sharing):
             return _Ids.of_map(checked("routing_map", routing_map, shape, hidden.device, torch.bool), self.max_topk)
         if topk_idx is None or routing_map is not None:
             raise ValueError("routing_map, topk_idx: one of them is needed without a handle")
-        return _Ids(topk_idx.to(torch.int64, copy=True), experts, False, None)  # for gradients, which come later
+        ids = checked_integers("topk_idx", topk_idx, (hidden.shape[0], "K"), hidden.device)
+        return _Ids(ids.clone(), experts, False, None)  # for gradients, which come later
 
     def _routed(self, ids: _Ids, given: high_throughput.Given, alignment: int, rows: Any) -> HybridEPHandle:
         """A handle for these ids, whose rows are so many, or as many as come."""
@@ -184,8 +188,15 @@ class HybridEPBuffer(Sharing):
         if rows is None and given.x.is_cuda and torch.cuda.is_current_stream_capturing():
             raise ValueError("num_permuted_tokens: needed in a CUDA graph, where nobody can wait for that number")
         rows = None if rows is None else integer("num_permuted_tokens", rows)
-        made_for = min(max(self.config.max_num_of_tokens_per_rank, LEAST_BOUND), MOST_ROWS // self.group_size)
-        bound = bound_of_group(max(given.x.shape[0], made_for), self.group_size, made_for)
+        tokens, top_k = ids.topk_idx.shape
+        most = MOST_ROWS // self.group_size
+        if tokens > most:
+            raise ValueError(f"hidden: has {tokens} tokens, and there is room for {most} of a rank")
+        if top_k > _MOST_TOPK:
+            raise ValueError(f"topk_idx: has {top_k} experts for each token, at most {_MOST_TOPK} are served")
+        # Ranks with different numbers of tokens need the same group.
+        made_for = min(max(self.config.max_num_of_tokens_per_rank, LEAST_BOUND), most)
+        bound = made_for if tokens <= made_for else most
         row_bytes = high_throughput.row_bytes(given.x, self.shared.device)
         group, host = self.shared.high_throughput(ids.num_experts, row_bytes, 0, bound)
         text = (f"routing_map: a token has more than {ids.topk_idx.shape[1]} experts, which HybridEPBuffer.max_topk "

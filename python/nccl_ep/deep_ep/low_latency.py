@@ -91,9 +91,10 @@ def dispatch(pool: Pool, x: torch.Tensor, topk_idx: torch.Tensor, cast: CastName
         if stats is not None:
             stats.add_(received[0].counts)
 
-    inputs = [x, topk_idx] if waits is None else [x, topk_idx, waits]
+    inputs = [x, topk_idx, *(each for each in (stats, waits) if each is not None)]
     try:
-        event, hook = timing.run(start, slot.handle.complete, count, inputs)
+        # The hook has the slot, whose handle nobody else may take before.
+        event, hook = timing.run(start, lambda: slot.handle.complete(), count, inputs)
     except BaseException:
         slot.release()
         raise

@@ -9,6 +9,8 @@ ids there, to which those of a dispatch are copied, padded with -1. In traced co
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,14 +21,15 @@ from nccl_ep.operators.traced import is_traced
 from nccl_ep.routing import padded, write_ids
 
 _Shape = tuple[int, int]
+_Address = tuple[int, torch.Size]
 _MOST_READERS = 8  # handles that read ids in place: layers bring theirs at few addresses by turns
 
 
 class Place:
-    """A handle, which may have memory of its own for ids, and how often it has been taken."""
+    """A handle, how often it has been taken, and where its ids lie, or None if in memory of its own."""
 
-    def __init__(self, handle: EpHandle[Any], free: list[Place], copies: bool) -> None:
-        self.handle, self.copies, self.takes = handle, copies, 0
+    def __init__(self, handle: EpHandle[Any], free: list[Place], ids: _Address | None) -> None:
+        self.handle, self.ids, self.takes = handle, ids, 0
         self.free = free  # where it is while nobody has it
 
 
@@ -35,29 +38,37 @@ class Pool:
 
     def __init__(self, group: EpGroup[Any], is_one_node: bool) -> None:
         self.group, self.is_one_node = group, is_one_node
-        # Without memory for ids, and with memory for those of a shape.
-        self._free: dict[_Shape | None, list[Place]] = {}
+        # Those that read ids in place, and by shape those with memory for them.
+        self._free: dict[_Shape | None, list[Place]] = {None: []}
+        self._readers = 0
         self._made: list[EpHandle[Any]] = []
 
     def take(self, topk_idx: torch.Tensor) -> Slot:
         """A handle for ids int64 [T, K], dense, of T up to M; without them before `Slot.route`."""
         tokens, top_k = topk_idx.shape
-        copies = not self.is_one_node or is_traced()
-        shape = (tokens if self.is_one_node else self.group.max_tokens_per_rank, top_k)
-        free = self._free.setdefault(shape if copies else None, [])
-        place = next((each for each in reversed(free) if copies or each.handle.lies_at(topk_idx)), None)
-        if place is None and (not free or len(self._made) < _MOST_READERS):
-            # Also usable outside of inference mode, if that is on now.
-            with torch.inference_mode(False):
-                ids = topk_idx
-                if copies:
-                    ids = torch.full(shape, -1, dtype=torch.int64, device=self.group.device)
-                # The constructor, as a mode of torch may be on, and `create_handle` trace.
-                made = EpHandle(self.group, ids)
-            self._made.append(made)
-            place = Place(made, free, copies)
-            free.append(place)
-        return Slot(self, place or free[0], tokens)
+        if not self.is_one_node or is_traced():
+            shape = (tokens if self.is_one_node else self.group.max_tokens_per_rank, top_k)
+            free = self._free.setdefault(shape, [])
+            place = free[-1] if free else self._made_with_memory(shape, free)
+            return Slot(self, place, tokens)
+        free, address = self._free[None], _address(topk_idx)
+        place = next((each for each in reversed(free) if each.ids == address), free[0] if free else None)
+        if place is None or place.ids != address and self._readers < _MOST_READERS:
+            place = self._new(topk_idx, free, address)
+            self._readers += 1
+        return Slot(self, place, tokens)
+
+    def _made_with_memory(self, shape: _Shape, free: list[Place]) -> Place:
+        # Also usable outside of inference mode, if that is on now.
+        with torch.inference_mode(False):
+            return self._new(torch.full(shape, -1, dtype=torch.int64, device=self.group.device), free, None)
+
+    def _new(self, ids: torch.Tensor, free: list[Place], address: _Address | None) -> Place:
+        # The constructor, as a mode of torch may be on, and `create_handle` trace.
+        made = EpHandle(self.group, ids)
+        self._made.append(made)
+        free.append(Place(made, free, address))
+        return free[-1]
 
     def close(self) -> None:
         """Destroys all handles."""
@@ -91,10 +102,14 @@ class Slot:
 
     def route(self, topk_idx: torch.Tensor) -> None:
         """Gives the handle these ids, on the current stream, where the dispatch follows."""
-        if self._place.copies:
-            write_ids(self.handle.topk_idx, topk_idx)
-        else:
-            self.handle.reread(topk_idx)
+        place, handle = self._place, self.handle
+        if place.ids is None:
+            write_ids(handle.topk_idx, topk_idx)
+            return
+        if place.ids != (address := _address(topk_idx)):
+            handle.update(topk_idx)
+            place.ids = address
+        handle.reread(topk_idx)
 
     def hold(self) -> None:
         """Keeps others from taking the handle until `release`."""
@@ -108,11 +123,15 @@ class Slot:
             self._is_held = False
             self._place.free.append(self._place)
 
-    # A dispatch that nobody combines. Over nodes all ranks must take the same handles, and drop their
-    # own at different times.
-    def __del__(self) -> None:
-        if (getattr(self, "_is_held", False) and self._pool.is_one_node
-                and not self._place.handle.staged_outputs):
+    # The ids' memory is the caller's again, who brings the next ones there. And a dispatch that nobody combines gives
+    # its handle back; not over nodes, where all ranks must take the same, and drop their own at different times.
+    def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if _ending() or not hasattr(self, "_is_held"):
+            return
+        place = self._place
+        if place.ids is not None and place.takes == self._take:
+            place.handle.drop_ids()
+        if self._is_held and self._pool.is_one_node and not place.handle.staged_outputs:
             self.release()
 
     def padded(self, rows: torch.Tensor) -> torch.Tensor:
@@ -122,3 +141,7 @@ class Slot:
     def __getitem__(self, place: object) -> Any:
         raise NotImplementedError("handle[..]: this handle has no tensors; rows come in the order of "
                                   "source rank, token and k")
+
+
+def _address(ids: torch.Tensor) -> _Address:
+    return ids.data_ptr(), ids.shape

@@ -135,7 +135,7 @@ class Sharing:
     def destroy(self) -> None:
         """Releases it; collective, and for those made with `explicitly_destroy` only."""
         if not self.explicitly_destroy:
-            raise ValueError("explicitly_destroy: must be True in the constructor for destroy()")
+            raise ValueError(f"destroy: only of a {type(self).__name__} made with explicitly_destroy")
         shared, self._shared = self._shared, None
         if shared is not None:
             leave(shared)

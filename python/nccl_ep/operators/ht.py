@@ -255,7 +255,10 @@ def _received(number: int, rows: int | None, handle: int, topk_idx: torch.Tensor
     group: EpGroup[Any] = find("group", number)
     if not group.max_tokens_per_rank:
         return unknown_size()
-    return group.most_rows(topk_idx.shape[1], find("handle", handle).expert_alignment if handle else 0)
+    if not handle:
+        return group.most_rows(topk_idx.shape[1])
+    opened = find("handle", handle)
+    return group.most_rows(topk_idx.shape[1], opened.expert_alignment, opened.max_rows)
 
 
 def unknown_size() -> int:

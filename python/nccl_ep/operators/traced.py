@@ -53,13 +53,14 @@ class TracedHandle:
         self.group, self.topk_idx, self.ticket = group, topk_idx, ticket
         self.num_tokens, self.top_k = topk_idx.shape
         self._number, self._alignment = (0, 0) if opened is None else (opened.number, opened.expert_alignment)
+        self._max_rows = None if opened is None else opened.max_rows
 
     @property
     def num_recv_tokens(self) -> int:
         """`EpHandle.num_recv_tokens`; without a bound M only of code that runs, under a mode of torch."""
         group = self.group
         if group.max_tokens_per_rank:
-            return group.most_rows(self.top_k, self._alignment)
+            return group.most_rows(self.top_k, self._alignment, self._max_rows)
         handle = find("handle", self._number) if self._number else of_ticket("handle", self.ticket)
         rows: int = handle.num_recv_tokens
         return rows

@@ -454,15 +454,16 @@ ncclResult_t ncclEpHandleOpen(ncclEpHandle_t *handle,
                               unsigned int expert_alignment);
 
 // As `ncclEpHandleOpen` for rows by expert, of which there are at most `max_rows`. An update drops those beyond, the
-// last experts' first. Its counters count all. What is dropped adds nothing to a combine, and its gradient is 0. A
-// dispatch needs outputs of `max_rows` rows; further rows of larger ones are undefined.
+// last experts' first. Its counters, and those of `ncclEpGroupCountRows`, count all. What is dropped adds nothing to a
+// combine, and its gradient is 0. Operations need rows for all that `ncclEpHandleGetNumRecvTokens` gets, which is the
+// bound or fewer; further rows of larger tensors are undefined.
 //
 // @param handle            gets the handle; written on success only
 // @param ep_group          the group
 // @param expert_alignment  as of `ncclEpHandleOpen`; 0 is 1
-// @param max_rows          rows that this rank has room for, less than 2^31; ranks may differ
+// @param max_rows          rows that this rank has room for; ranks may differ
 //
-// Returns as `ncclEpHandleOpen`.
+// Returns as `ncclEpHandleOpen`, and `ncclInvalidArgument` for a group that has no rows by expert.
 ncclResult_t ncclEpHandleOpenBounded(ncclEpHandle_t *handle,
                                      ncclEpGroup_t ep_group,
                                      unsigned int expert_alignment,

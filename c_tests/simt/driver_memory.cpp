@@ -137,7 +137,10 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr address) {
     const CUresult result = BlockOf(address, true, &block);
     if (result != CUDA_SUCCESS) return result;
     const auto found = allocations.find(address);
-    if (found != allocations.end() && found->second == nullptr) found->second = MapCount(block.file, block.file_bytes);
+    if (found != allocations.end() && found->second == nullptr) {
+        found->second = MapCount(block.file, block.file_bytes);
+        if (found->second == nullptr) return CUDA_ERROR_OPERATING_SYSTEM;
+    }
     const Handle said = {getpid(), block.file, block.offset, block.file_bytes};
     std::memset(handle, 0, sizeof(*handle));
     std::memcpy(handle, &said, sizeof(said));

@@ -131,6 +131,26 @@ def test_gradients_of_the_experts_by_expert(ep, problem, monkeypatch, mode, reco
     assert scaled.tokens.float().isfinite().all() and scaled.scales.isfinite().all()
 
 
+@pytest.mark.parametrize("mode", [contextlib.nullcontext, BaseTorchDispatchMode])
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_bound_of_rows(ep, group, problem, mode, recorded):
+    """Rows by expert, as many as the bound, also of operators and where gradients are recorded."""
+    with ep.open_handle(expert_alignment=1) as whole, ep.open_handle(max_rows=6) as bounded:
+        for handle in (whole, bounded):
+            handle.update(problem.topk_idx)
+        want = whole.dispatch(problem.tokens, problem.weights)
+        with mode(), torch.set_grad_enabled(recorded):
+            received = bounded.dispatch(problem.tokens, problem.weights)
+        came = min(6, int((want.topk_weights != 0).sum()))
+        assert received.tokens.shape == (6, problem.hidden) and received.topk_weights.shape == (6,)
+        assert torch.equal(received.tokens[:came], want.tokens[:came])
+        assert torch.equal(received.topk_weights, want.topk_weights[:6])
+        assert bounded.num_recv_tokens == 6
+    small = group(num_experts=problem.num_experts, hidden=problem.hidden, max_tokens_per_rank=_MOST)
+    with pytest.raises(ValueError, match="^max_rows: needs high throughput"):
+        small.open_handle(max_rows=6)
+
+
 def test_numbers_that_nobody_knows_in_a_graph(group, world, problem, monkeypatch, device):
     """Of a group without a bound; with `out` nobody is asked."""
     group = group(num_experts=problem.num_experts, hidden=problem.hidden, algorithm="ht")

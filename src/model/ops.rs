@@ -77,13 +77,6 @@ pub struct HandleForm {
     pub most_rows: Option<usize>,
 }
 
-impl HandleForm {
-    /// HT by expert: the rows beyond which an update drops others.
-    pub fn bound(&self) -> Option<usize> {
-        self.zones?.most_slots
-    }
-}
-
 /// How an HT handle's rows lie by expert: those of an expert together, by source rank, then token, padded with zeros to
 /// a multiple of an alignment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,7 +93,7 @@ impl Zones {
         rows.next_multiple_of(self.alignment)
     }
 
-    /// The most slots that `rows` rows take, each for at most `top_k` of the `experts` here, of those that there are.
+    /// The most slots that `rows` rows take, each for at most `top_k` of the `experts` here, and no more than the bound.
     pub fn most(self, rows: usize, top_k: usize, experts: usize) -> usize {
         let most = rows * top_k.min(experts) + experts * (self.alignment - 1);
         let most = most / self.alignment * self.alignment;

@@ -122,11 +122,12 @@ pub fn combine(facts: &GroupFacts, routing: &Routing, tensors: &CombineTensors<'
     })
 }
 
-/// Refuses outputs of a dispatch that cannot hold the rows that come here, if the caller was told how many. If not, the
-/// kernels find out, and the group fails.
-pub fn dispatch_holds(op: &HtDispatch, told: usize) -> Result<()> {
+/// Refuses outputs of a dispatch that cannot hold the rows that come here, if the caller was told how many, or has given
+/// a bound. If not, the kernels find out, and the group fails.
+pub fn dispatch_holds(routing: &Routing, op: &HtDispatch, told: usize) -> Result<()> {
     holds(Role::TokensOut, op.out.map_or(usize::MAX, |out| out.rows), told)?;
-    holds(Role::IdsOut, op.routing_out.map_or(usize::MAX, |out| out.rows), told)
+    let role = if routing.form.zones.is_some() { Role::WeightsOut } else { Role::IdsOut };
+    holds(role, op.routing_out.map_or(usize::MAX, |out| out.rows), told)
 }
 
 /// The same for a combine of fewer rows than came here.

@@ -148,15 +148,16 @@ pub unsafe extern "C" fn ncclEpHandleOpen(
 }
 
 /// As `ncclEpHandleOpen` for rows by expert, of which there are at most `max_rows`. An update drops those beyond, the
-/// last experts' first. Its counters count all. What is dropped adds nothing to a combine, and its gradient is 0. A
-/// dispatch needs outputs of `max_rows` rows; further rows of larger ones are undefined.
+/// last experts' first. Its counters, and those of `ncclEpGroupCountRows`, count all. What is dropped adds nothing to a
+/// combine, and its gradient is 0. Operations need rows for all that `ncclEpHandleGetNumRecvTokens` gets, which is the
+/// bound or fewer; further rows of larger tensors are undefined.
 ///
 /// @param handle            gets the handle; written on success only
 /// @param ep_group          the group
 /// @param expert_alignment  as of `ncclEpHandleOpen`; 0 is 1
-/// @param max_rows          rows that this rank has room for, less than 2^31; ranks may differ
+/// @param max_rows          rows that this rank has room for; ranks may differ
 ///
-/// Returns as `ncclEpHandleOpen`.
+/// Returns as `ncclEpHandleOpen`, and `ncclInvalidArgument` for a group that has no rows by expert.
 ///
 /// # Safety
 /// `handle` is NULL or points to a writable handle.
@@ -169,7 +170,7 @@ pub unsafe extern "C" fn ncclEpHandleOpenBounded(
 ) -> ncclResult_t {
     let max_rows = max_rows.min(i32::MAX as c_uint) as usize;
     // SAFETY: this function's contract.
-    unsafe { open("ncclEpHandleOpenBounded", handle, ep_group, expert_alignment.max(1), Some(max_rows)) }
+    unsafe { open("ncclEpHandleOpenBounded", handle, ep_group, expert_alignment, Some(max_rows)) }
 }
 
 /// # Safety
@@ -193,14 +194,18 @@ unsafe fn open(
 }
 
 fn zones(facts: &GroupFacts, alignment: c_uint, max_rows: Option<usize>) -> Result<Option<Zones>> {
-    if alignment == 0 {
-        return Ok(None);
-    }
-    if facts.algorithm == Algorithm::LowLatency || !facts.has_zones() {
-        let rule = "must be 0 but in high throughput with few enough max_tokens_per_rank";
-        return Err(refuse::argument("expert_alignment", rule).got(alignment, "0"));
-    }
-    let alignment = alignment as usize;
+    let has_room = facts.algorithm == Algorithm::HighThroughput && facts.has_zones();
+    let alignment = match (alignment, max_rows) {
+        (0, None) => return Ok(None),
+        (_, Some(_)) if !has_room => {
+            return Err(refuse::argument("ep_group", "must be high throughput with few enough max_tokens_per_rank"));
+        }
+        (_, None) if !has_room => {
+            let rule = "must be 0 but in high throughput with few enough max_tokens_per_rank";
+            return Err(refuse::argument("expert_alignment", rule).got(alignment, "0"));
+        }
+        _ => alignment.max(1) as usize,
+    };
     rule::handle::alignment(facts, alignment, MAX_TOP_K).map_err(|error| error.within("expert_alignment"))?;
     Ok(Some(Zones { alignment, most_slots: max_rows }))
 }

@@ -61,7 +61,10 @@ static void break_field(EpView* view, const char* field, const char* rule, const
     else if (begins(field, ".strides")) view->strides[0] = number;
     else if (begins(field, ".tag")) tensor->tag = number != 0 ? number : tag_of(got);
     else if (begins(rule, "must not be NULL")) tensor->data = NULL;
-    else tensor->data = (char*)tensor->data + strtoul(multiple + strlen("multiple of "), NULL, 10) / 2;
+    else {
+        EP_REQUIRE(multiple != NULL);
+        tensor->data = (char*)tensor->data + strtoul(multiple + strlen("multiple of "), NULL, 10) / 2;
+    }
 }
 
 // Does to valid tensors what a refusal complains of: a call with one thing wrong.
@@ -70,6 +73,7 @@ static void break_call(const Session* session, const char* text, CallTensors* te
     const bool is_count = begins(text, "num_");
     const char* place = text + (is_count ? strlen("num_") : 0);
     const unsigned name = named(kLists, COUNT(kLists), place);
+    EP_REQUIRE(name < COUNT(kLists));
     TensorList* list = &tensors->lists[name % kNumLists];
     const char* field = place + strlen(kLists[name]);
     const unsigned tag = *field == '[' ? tag_of(field + 1) : NCCL_EP_TENSOR_TAG_TOPK_IDX;

@@ -17,6 +17,9 @@ static ncclResult_t update(const Session* session, ncclEpHandle_t handle, ncclEp
 static void check_without_room(const Session* session) {
     ncclEpHandle_t handle;
     EP_REFUSED("handle-open-room", open_handle_of(session, 4, &handle));
+    for (unsigned alignment = 0; alignment <= 4; alignment += 4) {
+        EP_REFUSED("handle-open-bounded-room", ncclEpHandleOpenBounded(&handle, session->group, alignment, 8));
+    }
     EP_CHECK(handle == NULL);
 }
 

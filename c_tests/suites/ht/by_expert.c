@@ -26,6 +26,22 @@ static void check_bound(const RefRun* run) {
     EP_CHECK(run->received <= told);
 }
 
+// Tensors have room for all that may come, or are refused: what they cannot hold would be lost without a word.
+static void check_fewer_rows(RefRun* run) {
+    unsigned told = 0;
+    EP_CHECK_NCCL(ncclEpHandleGetNumRecvTokens(run->handle, &told));
+    if (run->most == kRefUnbounded || told == 0) return;
+    const unsigned rows = run->num_rows;
+    run->num_rows = told;
+    ref_prepare(run);
+    play(run);
+    ref_check(run);
+    run->num_rows = told - 1;
+    EP_CHECK_EQ_U64(ref_launch_dispatch(run, kRefWhole, run->env->stream), ncclInvalidUsage);
+    EP_CHECK_EQ_U64(ref_launch_combine(run, kRefBackward, run->env->stream), ncclInvalidUsage);
+    run->num_rows = rows;
+}
+
 static void check_updates(const EpEnv* env, ncclEpGroup_t group, const RefShape* shape, RefOpening opening) {
     REF_SCOPED RefRun run = ref_run_open_with(env, group, shape, kRefMessy, true, opening);
     for (unsigned i = 0; i < 2; ++i) {
@@ -36,6 +52,7 @@ static void check_updates(const EpEnv* env, ncclEpGroup_t group, const RefShape*
         ref_check(&run);
         check_bound(&run);
     }
+    check_fewer_rows(&run);
     // Over several nodes the host waits for a routing.
     if (ep_num_nodes() > 1) return;
     const EpCaptured captured = ep_capture(env->stream, play, &run);
@@ -55,8 +72,10 @@ EP_TEST(rows_by_expert_and_updates) {
     for (unsigned alignment = 1; alignment <= 16; alignment *= 4) {
         check_updates(env, group, &shape, ref_ht_by_expert(alignment, kRefUnbounded, kSeed));
     }
-    for (unsigned most = 0; most <= 13; most += 13) {
-        check_updates(env, group, &shape, ref_ht_by_expert(4, most, kSeed));
+    // None, some, and more than can come, which is no bound.
+    const unsigned bounds[] = {0, 13, (unsigned)env->size * kMost * kTopK * 2};
+    for (size_t i = 0; i < COUNT(bounds); ++i) {
+        check_updates(env, group, &shape, ref_ht_by_expert(4, bounds[i], kSeed));
     }
     ref_mapped_close();
     EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));

@@ -52,11 +52,11 @@ class Pool:
             place = free[-1] if free else self._made_with_memory(shape, free)
             return Slot(self, place, tokens)
         free, address = self._free[None], _address(topk_idx)
-        place = next((each for each in reversed(free) if each.ids == address), free[0] if free else None)
-        if place is None or place.ids != address and self._readers < _MOST_READERS:
-            place = self._new(topk_idx, free, address)
+        found = next((each for each in reversed(free) if each.ids == address), free[0] if free else None)
+        if found is None or found.ids != address and self._readers < _MOST_READERS:
+            found = self._new(topk_idx, free, address)
             self._readers += 1
-        return Slot(self, place, tokens)
+        return Slot(self, found, tokens)
 
     def _made_with_memory(self, shape: _Shape, free: list[Place]) -> Place:
         # Also usable outside of inference mode, if that is on now.

@@ -142,8 +142,8 @@ fn header_bytes(ranks: usize) -> usize {
     COUNTERS + BANKS * (ranks + 2) * WORD
 }
 
-/// Allocates memory for `bytes` of `file` from `at` on: writing to a mapped hole would end the process by SIGBUS if there
-/// is none left.
+/// Allocates memory for `bytes` of `file` from `at` on: writing to a mapped hole would end the process by SIGBUS if
+/// there is none left.
 fn allocate(file: &File, at: u64, bytes: u64) -> rustix::io::Result<()> {
     retry_on_intr(|| fallocate(file, FallocateFlags::empty(), at, bytes))
 }

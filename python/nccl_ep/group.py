@@ -224,9 +224,7 @@ class EpGroup(Generic[Mode]):
     def most_rows(self, top_k: int, expert_alignment: int = 0, max_rows: int | None = None) -> int:
         """HT with max_tokens_per_rank: the rows that may come; by expert, those of top-k ids, with a handle's bound."""
         rows = self.world_size * self.max_tokens_per_rank
-        if not expert_alignment:
-            return rows
-        slots = self.most_slots(rows, top_k, expert_alignment)
+        slots = self.most_slots(rows, top_k, expert_alignment) if expert_alignment else rows
         return slots if max_rows is None else min(slots, max_rows)
 
     def most_slots(self, rows: int, top_k: int, expert_alignment: int) -> int:

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::model::group::{Algorithm, ByMode};
 use crate::model::handle_state::HandleLife;
 use crate::model::layout::Layout;
-use crate::model::ops::{HandleForm, LlCombine, LlDispatch, LlOp, Routing, StagedSlot, Stream, ViewBank, Zones};
+use crate::model::ops::{HandleForm, LlCombine, LlDispatch, LlOp, StagedSlot, Stream, ViewBank};
 use crate::model::tensor::{DevPtr, Tensor};
 use crate::rule::handle::HandleTensors;
 use crate::rule::{self, CombineTensors, DispatchTensors, ht, ll};
@@ -184,7 +184,7 @@ impl Handle {
             ByMode::Ht(ht) => self.with_ht(ht, (Role::TokensIn, tensors.tokens), |routed| {
                 let mut op = ht::dispatch(facts, &routed.routing, tensors)?;
                 (op.launch, op.way) = (chosen.launch, chosen.way);
-                ht::dispatch_holds(&routed.routing, &op, self.rows_to_hold(routed))?;
+                ht::dispatch_holds(&routed.routing, &op, routed.rows_to_hold(facts))?;
                 if let Some(checks) = self.group.checks() {
                     checks.ht_dispatch(&routed.routing, &op, stream);
                 }
@@ -234,7 +234,7 @@ impl Handle {
                 let mut op = ht::combine(facts, &routed.routing, tensors)?;
                 (op.launch, op.way) = (chosen.launch, chosen.way);
                 op.waits = self.group.place_of(Statistic::CombineWaits);
-                ht::combine_holds(&op, self.rows_to_hold(routed))?;
+                ht::combine_holds(&op, routed.rows_to_hold(facts))?;
                 routed.backend.combine(&op, stream)
             }),
         }
@@ -353,25 +353,9 @@ impl Handle {
     /// without a bound the exact number, or none if it is not known `within` that time.
     pub fn num_recv_tokens(&self, within: Duration) -> Result<Option<usize>> {
         match (&self.mode, self.group.facts().recv_rows()) {
-            (ByMode::Ht((_, handle)), Some(rows)) => Ok(Some(match self.form.zones {
-                None => rows,
-                Some(zones) => self.most_slots(zones, rows, &routed(&handle.read())?.routing),
-            })),
+            (ByMode::Ht(_), Some(rows)) if self.form.zones.is_none() => Ok(Some(rows)),
+            (ByMode::Ht((_, handle)), Some(_)) => Ok(routed(&handle.read())?.most_rows(self.group.facts())),
             _ => self.expected_rows(within),
-        }
-    }
-
-    fn most_slots(&self, zones: Zones, rows: usize, routing: &Routing) -> usize {
-        zones.most(rows, routing.top_k, self.group.facts().local_experts())
-    }
-
-    /// HT: the rows that a tensor of an operation must have: as many as may come here where more would be dropped
-    /// without a word, else as many as the caller was told.
-    fn rows_to_hold(&self, routed: &Routed<dyn HtBackend>) -> usize {
-        let told = routed.told.load(Ordering::Relaxed);
-        match (self.form.zones, self.group.facts().recv_rows()) {
-            (Some(zones), Some(rows)) if zones.most_slots.is_some() => self.most_slots(zones, rows, &routed.routing),
-            _ => told,
         }
     }
 

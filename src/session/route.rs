@@ -3,14 +3,15 @@
 use crate::backend::{HtBackend, HtGroupBackend, HtRouting, LlBackend, LlGroupBackend};
 use crate::error::refusal::{OfTensor, Role, Subject};
 use crate::error::{Error, Result, Value};
+use crate::model::group::GroupFacts;
 use crate::model::handle_state::{GivenBlock, HandleHome, HandleLife};
-use crate::model::ops::{HandleForm, Routing, Stream};
+use crate::model::ops::{HandleForm, Routing, Stream, Zones};
 use crate::model::tensor::DevPtr;
 use crate::rule;
 use crate::rule::handle::{Counter, HandleTensors};
 use crate::session::group::Group;
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A block in a caller's memory, for routings with `top_k` ids per token.
 pub(super) struct Given {
@@ -43,6 +44,23 @@ pub(super) struct Routed<B: ?Sized> {
 impl<B: ?Sized> Routed<B> {
     fn new(routing: Routing, backend: Box<B>) -> Self {
         Self { routing, backend, told: AtomicUsize::new(0) }
+    }
+}
+
+impl Routed<dyn HtBackend> {
+    /// In a group with a bound: the most rows that a routing of this form may bring here.
+    pub(super) fn most_rows(&self, facts: &GroupFacts) -> Option<usize> {
+        let rows = facts.recv_rows()?;
+        let slots = |zones: Zones| zones.most(rows, self.routing.top_k, facts.local_experts());
+        Some(self.routing.form.zones.map_or(rows, slots))
+    }
+
+    /// The rows that tensors of operations must have: all that may come where more would be dropped without a word,
+    /// else as many as the caller was told.
+    pub(super) fn rows_to_hold(&self, facts: &GroupFacts) -> usize {
+        let drops = self.routing.form.zones.is_some_and(|zones| zones.most_slots.is_some());
+        let most = drops.then(|| self.most_rows(facts)).flatten();
+        most.unwrap_or_else(|| self.told.load(Ordering::Relaxed))
     }
 }
 

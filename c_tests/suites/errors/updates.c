@@ -23,6 +23,29 @@ static void check_without_room(const Session* session) {
     EP_CHECK(handle == NULL);
 }
 
+// Of outputs with so many rows, to a handle with a bound, so that nothing is written.
+static ncclResult_t dispatch_by_expert(const Session* session, ncclEpHandle_t handle, unsigned rows, unsigned weights) {
+    EpView views[4];
+    ep_view_2d(&views[0], session->tokens, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, kTokens, kHidden);
+    ep_view_2d(&views[1], session->weights, ncclFloat32, NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, kTokens, kTopK);
+    ep_view_2d(&views[2], session->tokens, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, rows, kHidden);
+    ep_view_1d(&views[3], session->weights, ncclFloat32, NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, weights);
+    const ncclNDTensor_t* inputs[] = {&views[0].tensor, &views[1].tensor};
+    ncclNDTensor_t* outputs[] = {&views[2].tensor, &views[3].tensor};
+    return ncclEpDispatch(handle, inputs, 2, outputs, 2, NULL, 0, 0, NULL, session->env->stream);
+}
+
+static void check_with_a_bound(const Session* session) {
+    ncclEpHandle_t handle;
+    EP_CHECK_NCCL(ncclEpHandleOpenBounded(&handle, session->group, 0, 2));
+    EP_CHECK_NCCL(update(session, handle, NCCL_EP_TENSOR_TAG_TOPK_IDX, kTokens));
+    EP_REFUSED_AS("dispatch-ht-out-told", dispatch_by_expert(session, handle, 1, 2), "got 1, expected 2 or more");
+    EP_REFUSED_AS("dispatch-ht-out-weights-told", dispatch_by_expert(session, handle, 2, 1),
+                  "got 1, expected 2 or more");
+    ep_sync(session->env);
+    EP_CHECK_NCCL(ncclEpHandleDestroy(handle));
+}
+
 LL_SESSION_TEST(ll_updates) {
     check_without_room(session);
     CallTensors tensors;
@@ -66,5 +89,6 @@ HT_SESSION_TEST(ht_updates) {
     EP_REFUSED("dispatch-by-expert-cast", make_valid_call(&by_expert, kCast, 0));
     ep_sync(session->env);
     EP_CHECK_NCCL(ncclEpHandleDestroy(by_expert.handle));
+    check_with_a_bound(session);
     EP_CHECK_NCCL(update(session, session->handle, NCCL_EP_TENSOR_TAG_TOPK_IDX, kTokens));
 }

@@ -17,7 +17,7 @@ MIB = 1 << 20
 PAGE = 2 * MIB  # the driver's unit of allocation, and of a window
 _REGION = 256
 # Both modes.
-_MOST_TOP_K = 32
+MOST_TOP_K = 32
 _PACKET, _ID, _WORD = 8, 8, 4
 _SELF_TEST_SLOT = 4096
 # Low latency: banks of a window and their rows, the bytes that one arrival flag covers, channels.
@@ -144,7 +144,7 @@ def _ll(shape: Shape, place: _Place) -> list[Item]:
     items = [_window(place, _ll_window(shape, place)), Item("open handles", handle)]
     if not place.others:
         return items
-    most_entries = shape.tokens * _MOST_TOP_K
+    most_entries = shape.tokens * MOST_TOP_K
     rows = _up(_LL_HEAD + shape.tokens * shape.row_bytes + most_entries * (_ID + _WORD), _REGION)
     weights = _up(_LL_HEAD + most_entries * _WORD, _REGION)
     remote = place.sources - 1
@@ -156,7 +156,7 @@ def _ll(shape: Shape, place: _Place) -> list[Item]:
 def _ll_window(shape: Shape, place: _Place) -> int:
     rows = max(shape.ranks, place.locals * place.sources) * shape.tokens
     chunks = max(-(-shape.row_bytes // _CHUNK), 1)
-    entries = shape.ranks * shape.tokens * _MOST_TOP_K
+    entries = shape.ranks * shape.tokens * MOST_TOP_K
     bank = sum(_up(size, _REGION) for size in (
         rows * _up(shape.row_bytes, _LINE), rows * chunks * _PACKET,
         shape.ranks * (shape.local_experts + _LL_COUNTS) * _PACKET, 2 * entries * _PACKET))
@@ -176,7 +176,7 @@ def _ht(shape: Shape, place: _Place) -> list[Item]:
     remote = remote_tokens * shape.top_k
     handle = ((own + 2 * remote) * _HT_ENTRY + remote_tokens * _ORIGIN + own * _WORD
               + 2 * place.others * shape.tokens * _WORD)
-    first_row = _up(room * _MOST_TOP_K * (_ID + _WORD) + _HT_HEAD, _REGION)
+    first_row = _up(room * MOST_TOP_K * (_ID + _WORD) + _HT_HEAD, _REGION)
     message = _up(first_row + room * shape.row_bytes, _REGION)
     banks = 2 * (place.sources - 1 + place.others) * message
     return [_window(place, _ht_window(shape, place, counts)), Item("open handles", handle),
@@ -187,7 +187,7 @@ def _ht(shape: Shape, place: _Place) -> list[Item]:
 def _ht_window(shape: Shape, place: _Place, counts: int) -> int:
     """`counts` are the bytes that a rank is told of a new handle."""
     unit = (-(-shape.row_bytes // 2) + -(-shape.row_bytes // _SCALES_OF_BOUND) + _STAMP
-            + _MOST_TOP_K * _PACKET)
+            + MOST_TOP_K * _PACKET)
     unit = _up(unit, _UNIT_ALIGN)
     wanted = max(_RING_SLOTS // max(place.locals - 1, 1), _LEAST_DEPTH)
     fitting = max(_RING_BYTES // (place.locals * _UNITS * unit), 4)

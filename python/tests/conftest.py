@@ -161,7 +161,7 @@ def library() -> NCCLLibrary:
 
 @pytest.fixture(scope="module")
 def deep_ep():
-    """The package of this name, as a program finds it. Closes in the end what Buffers that are never destroyed leave."""
+    """The package of this name, as a program finds it. Closes what Buffers leave that are never destroyed."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(pathlib.Path(__file__).parents[1] / "deep-ep"))
         assert importlib.util.find_spec("deep_ep") is not None

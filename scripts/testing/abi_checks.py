@@ -18,8 +18,8 @@ FIRST_RELEASE = ("CreateGroup", "GroupDestroy", "TensorCreate", "TensorDestroy",
                  "HandleDestroy", "Dispatch", "Combine", "Complete", "HandleGetNumRecvTokens")
 OWN_ADDITIONS = ("GetVersion", "GetLastError", "GetAsyncError", "GroupCountRows", "GroupTimeWaits",
                  "GroupTimeCombineWaits", "HandleOpen", "HandleOpenBounded", "HandleUpdate", "HandleWaitNumRecvTokens",
-                 "SetChoice", "SetSelector", "MemAlloc", "MemFree", "MemRegister", "MemDeregister", "MemInfo", "PoolUse",
-                 "PoolAlloc", "PoolFree")
+                 "SetChoice", "SetSelector", "MemAlloc", "MemFree", "MemRegister", "MemDeregister", "MemInfo",
+                 "PoolUse", "PoolAlloc", "PoolFree")
 
 # Present on every glibc system: no CUDA, no NCCL, no C++ library.
 _ALLOWED_NEEDED = re.compile(r"(libc|libm|libdl|libpthread|librt)\.so\.\d|libgcc_s\.so\.1"

@@ -118,8 +118,8 @@ def host_steps(places: Places) -> list[Step]:
     steps += [on_ranks(f"nodes-{split.replace(',', '')}/{name}", split, words, read)
               for split, (name, words, read) in zip(_SPLITS, of_nodes)]
     steps.append(on_ranks(f"examples/{_EXAMPLE_RANKS}", _EXAMPLE_RANKS, *_all_examples()))
-    steps.append(on_ranks(f"bench-layer/{_EXAMPLE_RANKS}", _EXAMPLE_RANKS, (str(_BENCH), "--", "--alternatives", "--deep-ep"),
-                        example_counts()))
+    words = (str(_BENCH), "--", "--alternatives", "--deep-ep")
+    steps.append(on_ranks(f"bench-layer/{_EXAMPLE_RANKS}", _EXAMPLE_RANKS, words, example_counts()))
     steps += list(_unchanged_script(places))
     steps.append(Step("python/types", lambda: python_types.check(places), needs=(FETCHED,)))
     steps.append(Step("python/wheel", lambda: _wheel(places), needs=NEEDS))

@@ -48,7 +48,7 @@ _RUNS = (
     ("test_ht/without_a_pause", "test_ht without_a_pause", 2, 2),
     ("test_ht/by_expert", "test_ht rows_by_expert", 3, 2),
     ("test_ht/behind_a_failure", "test_ht behind_a_failure", 3, 4),
-    ("test_errors/ht", "test_errors ht_", 3, 2),
+    ("test_errors/ht", "test_errors ht_ lists_of", 3, 2),
     ("test_errors/ll_different_calls", "test_errors ll_different_calls", 3, 2),
     ("test_errors/ll_rank_that_stops", "test_errors ll_rank_that_stops ll_group_behind", 3, 2),
     ("test_lifecycle/cannot_map", "test_lifecycle one_rank_cannot_map", 3, 2),

@@ -93,7 +93,7 @@ impl Zones {
         rows.next_multiple_of(self.alignment)
     }
 
-    /// The most slots that `rows` rows take, each for at most `top_k` of the `experts` here, and no more than the bound.
+    /// The most slots that `rows` rows take, each for at most `top_k` of the `experts` here; no more than the bound.
     pub fn most(self, rows: usize, top_k: usize, experts: usize) -> usize {
         let most = rows * top_k.min(experts) + experts * (self.alignment - 1);
         let most = most / self.alignment * self.alignment;

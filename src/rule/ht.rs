@@ -122,8 +122,8 @@ pub fn combine(facts: &GroupFacts, routing: &Routing, tensors: &CombineTensors<'
     })
 }
 
-/// Refuses outputs of a dispatch that cannot hold the rows that come here, if the caller was told how many, or has given
-/// a bound. If not, the kernels find out, and the group fails.
+/// Refuses outputs of a dispatch that cannot hold the rows that come here, if the caller was told how many, or gave a
+/// bound. If not, the kernels find out, and the group fails.
 pub fn dispatch_holds(routing: &Routing, op: &HtDispatch, told: usize) -> Result<()> {
     holds(Role::TokensOut, op.out.map_or(usize::MAX, |out| out.rows), told)?;
     let role = if routing.form.zones.is_some() { Role::WeightsOut } else { Role::IdsOut };

@@ -183,8 +183,8 @@ class Buffer(Sharing):
         """x bfloat16 [T, H] to rows [L, R*M, H], with `use_fp8` e4m3 and scales by columns; counts
         int32 [L]; a handle, an event, and a hook that receives if it is asked for.
 
-        `topk_idx` must not change until the combine has run. All ranks ask alike. Two operations may be in flight. The nanoseconds of `EpGroup.time_waits` are added to
-        `dispatch_wait_recv_cost_stats`, int64 [R].
+        `topk_idx` must not change until the combine has run. All ranks ask alike. Two operations may be in flight. The
+        nanoseconds of `EpGroup.time_waits` are added to `dispatch_wait_recv_cost_stats`, int64 [R].
         """
         if use_nvfp4 or x_global_scale is not None:
             raise NotImplementedError("use_nvfp4, x_global_scale: rows travel in bfloat16 or FP8; choose one of these, "

@@ -10,7 +10,7 @@ import torch
 from nccl_ep.arguments import integer
 from nccl_ep.deep_ep import high_throughput
 from nccl_ep.deep_ep.events import EventHandle, EventOverlap
-from nccl_ep.deep_ep.high_throughput import Routing, few
+from nccl_ep.deep_ep.high_throughput import Routing, on_sms
 from nccl_ep.deep_ep.shared import Sharing
 from nccl_ep.gradients import without_gradients
 from nccl_ep.group import EpGroup
@@ -141,7 +141,7 @@ class ElasticBuffer(Sharing):
         """
         tokens, scales = x if isinstance(x, (tuple, list)) else (x, None)
         order: ScalesOrder = "column" if use_tma_aligned_col_major_sf else "row"
-        options: dict[str, Any] = {"scales": scales, "scales_order": order, "choice": few(num_sms)}
+        options: dict[str, Any] = {"scales": scales, "scales_order": order, "choice": on_sms(num_sms)}
         plan, weights = None, topk_weights
         if handle is not None:
             _check_cached(handle, topk_idx=topk_idx, num_experts=num_experts, expert_alignment=expert_alignment,
@@ -184,14 +184,22 @@ class ElasticBuffer(Sharing):
             raise ValueError("do_cpu_sync: must be False in a CUDA graph, where nobody can wait for the number of rows")
         if not plan.waits and not plan.most:
             raise ValueError("num_max_tokens_per_rank: needed without do_cpu_sync")
-        bound = 0
-        if plan.expands or not plan.waits:
-            bound = bound_of_group(plan.most, self.num_ranks, self.num_max_tokens_per_rank)
+        bound = self._bound(plan.most) if plan.expands or not plan.waits else 0
         row_bytes = high_throughput.row_bytes(tokens, self.shared.device)
         if bound and len(tokens) > (plan.most or bound):
             raise ValueError(f"num_max_tokens_per_rank: is {plan.most or bound}, but x has {len(tokens)} tokens")
         group, host = self.shared.high_throughput(num_experts, row_bytes, 0, bound)
         return group, host if plan.waits else None
+
+    def _bound(self, most: int) -> int:
+        """M of a group for dispatches with this M, the same for many; at most the constructor's where that does."""
+        if not most:
+            return _TOKENS // self.num_ranks
+        bound = LEAST_BOUND
+        while bound < most:
+            bound *= _BOUND_STEP
+        bound = min(bound, max(most, MOST_ROWS // self.num_ranks))
+        return min(bound, self.num_max_tokens_per_rank) if most <= self.num_max_tokens_per_rank else bound
 
     @without_gradients
     def combine(self, x: torch.Tensor, handle: EPHandle, topk_weights: torch.Tensor | None = None, bias: Any = None,
@@ -204,23 +212,12 @@ class ElasticBuffer(Sharing):
         given = bias if isinstance(bias, (tuple, list)) else (bias,)
         with self._comm.on(previous_event, [x, topk_weights, *given], async_with_compute_stream) as beside:
             _wait(previous_event_before_epilogue)
-            sums, weights = high_throughput.combine(handle.routing, x, topk_weights, bias, few(num_sms))
+            sums, weights = high_throughput.combine(handle.routing, x, topk_weights, bias, on_sms(num_sms))
         return sums, weights, self._comm.finish(beside, async_with_compute_stream, [sums, weights])
 
 
 def _size(ranks: int, tokens: int, hidden: int) -> int:
     return -(-2 * ranks * tokens * hidden // _STEP) * _STEP
-
-
-def bound_of_group(most: int, ranks: int, preferred: int) -> int:
-    """M of a group for dispatches with this M, the same for many; at most `preferred` where that does."""
-    if not most:
-        return _TOKENS // ranks
-    bound = LEAST_BOUND
-    while bound < most:
-        bound *= _BOUND_STEP
-    bound = min(bound, max(most, MOST_ROWS // ranks))
-    return min(bound, preferred) if most <= preferred else bound
 
 
 def _wait(event: EventHandle | None) -> None:

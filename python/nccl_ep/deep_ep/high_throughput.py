@@ -108,7 +108,7 @@ def combine(routing: Routing, x: torch.Tensor, topk_weights: torch.Tensor | None
     return sums, weights
 
 
-def few(num_sms: int) -> Choice | None:
+def on_sms(num_sms: int) -> Choice | None:
     """Of an operation with so many SMs; 0: as the library wants."""
     return Choice(blocks=num_sms) if num_sms else None
 

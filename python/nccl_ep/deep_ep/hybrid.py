@@ -11,15 +11,13 @@ import torch.distributed as dist
 from nccl_ep.arguments import integer
 from nccl_ep.deep_ep import high_throughput
 from nccl_ep.deep_ep.elastic import LEAST_BOUND, MOST_ROWS
-from nccl_ep.deep_ep.high_throughput import Routing, few
+from nccl_ep.deep_ep.high_throughput import Routing, on_sms
 from nccl_ep.deep_ep.shared import Sharing
 from nccl_ep.gradients import without_gradients
+from nccl_ep.memory import MOST_TOP_K
 from nccl_ep.rendezvous import collective_device
 from nccl_ep.routing import known_ids
 from nccl_ep.tensors import checked, checked_integers
-
-
-_MOST_TOPK = 32  # of the library
 
 
 class HybridEPConfig(NamedTuple):
@@ -95,7 +93,7 @@ class HybridEPBuffer(Sharing):
     """
 
     # Most experts of a token, if there are more. Handles keep 4 bytes for each, and each token that may come.
-    max_topk: int = _MOST_TOPK
+    max_topk: int = MOST_TOP_K
 
     def __init__(self, group: Any, hidden_dim: int, max_num_of_tokens_per_rank: int, num_local_experts: int,
                  use_fp8: bool = False, num_sms_dispatch_api: int | None = None, num_sms_combine_api: int | None = None,
@@ -146,9 +144,10 @@ class HybridEPBuffer(Sharing):
                 handle = self._routed(ids, high_throughput.Given(hidden, scales, ids.topk_idx, weights),
                                       integer("pad_multiple", pad_multiple or 1, least=1), num_permuted_tokens)
             else:
-                weights = topk_weights if probs is None else _checked(handle).ids.by_k(probs)
-            received = high_throughput.cached_dispatch(_checked(handle).routing, hidden, weights, scales=scales,
-                                                       choice=few(self.num_sms_dispatch))
+                handle = _checked(handle)
+                weights = topk_weights if probs is None else handle.ids.by_k(probs)
+            received = high_throughput.cached_dispatch(handle.routing, hidden, weights, scales=scales,
+                                                       choice=on_sms(self.num_sms_dispatch))
         return received.tokens, received.topk_weights, received.scales, handle.tokens_per_expert, handle
 
     @without_gradients
@@ -158,7 +157,7 @@ class HybridEPBuffer(Sharing):
         """hidden [P, H] to sums over a token's rows [T, H]; probs [P], if given, to float32 [T, E], else None."""
         handle = _checked(handle)
         with self._comm.on(None, [], False):
-            sums, gradients = high_throughput.combine(handle.routing, hidden, probs, None, few(self.num_sms_combine))
+            sums, gradients = high_throughput.combine(handle.routing, hidden, probs, None, on_sms(self.num_sms_combine))
             return sums, None if gradients is None else handle.ids.dense(gradients)
 
     def _experts(self, num_of_experts: int | None, num_of_experts_per_rank: int | None) -> int:
@@ -192,15 +191,15 @@ class HybridEPBuffer(Sharing):
         most = MOST_ROWS // self.group_size
         if tokens > most:
             raise ValueError(f"hidden: has {tokens} tokens, and there is room for {most} of a rank")
-        if top_k > _MOST_TOPK:
-            raise ValueError(f"topk_idx: has {top_k} experts for each token, at most {_MOST_TOPK} are served")
+        if top_k > MOST_TOP_K:
+            raise ValueError(f"topk_idx: has {top_k} experts for each token, at most {MOST_TOP_K} are served")
         # Ranks with different numbers of tokens need the same group.
         made_for = min(max(self.config.max_num_of_tokens_per_rank, LEAST_BOUND), most)
         bound = made_for if tokens <= made_for else most
         row_bytes = high_throughput.row_bytes(given.x, self.shared.device)
         group, host = self.shared.high_throughput(ids.num_experts, row_bytes, 0, bound)
-        text = (f"routing_map: a token has more than {ids.topk_idx.shape[1]} experts, which HybridEPBuffer.max_topk "
-                "allows, and the library up to 32")
+        text = (f"routing_map: a token has more than {top_k} experts, which HybridEPBuffer.max_topk allows, and the "
+                f"library up to {MOST_TOP_K}")
         if rows is not None and ids.too_many is not None:
             torch._assert_async(ids.too_many.logical_not(), text)
         routed, counts = high_throughput.routed(group, None, given, alignment, rows)

@@ -34,17 +34,19 @@ from start import finish, start  # noqa: E402
 _HEAD_START = 3_000_000
 _WARM_UP = 3
 _FEW = 128  # tokens of low latency
+_PAIRS = 20  # in a graph
 
 
 @dataclasses.dataclass
 class Step:
-    """Something to time: what it runs, the bytes it moves on this rank, and whether the host waits
-    for the GPU in it; if so, the host's clock counts."""
+    """Something to time: what it runs, the bytes it moves on this rank, whether the host waits for
+    the GPU in it, and how often a run does what the name says."""
 
     name: str
     run: Callable[[], Any]
     bytes: int = 0
     host_waits: bool = False
+    times: int = 1
 
 
 class Bench:
@@ -106,29 +108,43 @@ class Bench:
         ]
 
     def calls_of(self, buffer: deep_ep.Buffer) -> list[Step]:
-        """The same exchanges by an engine's calls, and those of low latency for the first tokens."""
-        experts, most = self.experts, min(len(self.tokens), _FEW)
-        tokens, ids, weights = (each[:most].contiguous() for each in (self.tokens.bfloat16(), self.ids, self.weights))
+        """The same exchanges by an engine's calls."""
+        experts = self.experts
         per_rank, _, per_expert, goes, _ = buffer.get_dispatch_layout(self.ids, experts)
         routing = {"topk_idx": self.ids, "topk_weights": self.weights, "num_tokens_per_rank": per_rank,
                    "num_tokens_per_expert": per_expert, "is_token_in_rank": goes}
         received, _, _, _, handle, _ = buffer.dispatch(self.tokens, **routing)
-
-        def pair(hook: bool) -> None:
-            rows, _, slot, _, receive = buffer.low_latency_dispatch(tokens, ids, most, experts, use_fp8=False,
-                                                                    return_recv_hook=hook)
-            receive and receive()
-            receive = buffer.low_latency_combine(rows, ids, weights, slot, return_recv_hook=hook)[2]
-            receive and receive()
 
         return [
             Step("Buffer.get_dispatch_layout", lambda: buffer.get_dispatch_layout(self.ids, experts)),
             Step("Buffer.dispatch", lambda: buffer.dispatch(self.tokens, **routing), host_waits=True),
             Step("Buffer.dispatch(handle=)", lambda: buffer.dispatch(self.tokens, handle=handle)),
             Step("Buffer.combine", lambda: buffer.combine(received, handle)),
-            Step(f"low latency, {most} tokens", lambda: pair(False)),
-            Step("the same with hooks", lambda: pair(True)),
+            *self.low_latency_of(buffer),
         ]
+
+    def low_latency_of(self, buffer: deep_ep.Buffer) -> list[Step]:
+        """Low latency pairs of the first tokens by an engine's calls."""
+        most = min(len(self.tokens), _FEW)
+        tokens, ids, weights = (each[:most].contiguous() for each in (self.tokens.bfloat16(), self.ids, self.weights))
+
+        def pair(hook: bool) -> None:
+            received, _, handle, _, receive = buffer.low_latency_dispatch(tokens, ids, most, self.experts,
+                                                                          use_fp8=False, return_recv_hook=hook)
+            receive and receive()
+            receive = buffer.low_latency_combine(received, ids, weights, handle, return_recv_hook=hook)[2]
+            receive and receive()
+
+        steps = [Step(f"low latency, {most} tokens", lambda: pair(False)),
+                 Step("the same with hooks", lambda: pair(True))]
+        if self.device.type == "cuda":
+            pair(False)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                for _ in range(_PAIRS):
+                    pair(False)
+            steps.append(Step("the same in a graph", graph.replay, times=_PAIRS))
+        return steps
 
     def alternatives(self) -> list[Step]:
         """How rows are expanded and reduced where there is no Triton."""
@@ -143,7 +159,7 @@ class Bench:
         """Microseconds of a step on this rank, and of the host in it."""
         times = [self._once(step) for _ in range(_WARM_UP + iterations)]
         whole, host = zip(*times[_WARM_UP:])
-        return statistics.median(whole), statistics.median(host)
+        return statistics.median(whole) / step.times, statistics.median(host) / step.times
 
     def _once(self, step: Step) -> tuple[float, float]:
         if self.device.type == "cpu":
@@ -250,6 +266,7 @@ def main() -> None:
                         "rows": len(bench.rows), "received": len(bench.received.tokens),
                         "steps": records}
             arguments.json.write_text(json.dumps(contents, indent=1) + "\n")
+    steps.clear()  # with them the graph of low latency pairs, which ends before its buffer
     if buffer is not None:
         buffer.destroy()
     bench.layer.finalize()

@@ -203,8 +203,7 @@ class Tensor {
     std::optional<Shape> strides_;
 };
 
-// A span of tensors, as an argument only: one tensor, several in braces, an array, a std::vector or
-// a std::span; {} for none. Do not store one.
+// A span of tensors, as an argument only: one, several in braces, an array, a std::vector or a std::span; {} for none.
 class Tensors {
    public:
     constexpr Tensors() noexcept = default;
@@ -237,8 +236,7 @@ class Descriptors {
     unsigned size() const noexcept { return size_; }
 
    private:
-    // The library refuses longer lists before it looks at them.
-    static constexpr std::size_t kMost = 16;
+    static constexpr std::size_t kMost = 16;  // longer lists are refused before they are looked at
     std::array<ncclNDTensor_t, kMost> raw_;
     std::array<ncclNDTensor_t*, kMost> pointers_;
     unsigned size_;
@@ -339,10 +337,12 @@ class Handle {
         return Handle(handle);
     }
 
-    // A handle without a routing; `update` gives it one. As ncclEpHandleOpen: local.
-    static Result<Handle> open(const Group& group, unsigned alignment = 0) {
+    // A handle without a routing; `update` gives it one. As ncclEpHandleOpen or ncclEpHandleOpenBounded: local.
+    static Result<Handle> open(const Group& group, unsigned alignment = 0, std::optional<unsigned> max_rows = {}) {
         ncclEpHandle_t handle = nullptr;
-        if (auto code = ncclEpHandleOpen(&handle, group.get(), alignment)) return Error(code, "ncclEpHandleOpen");
+        const auto code = max_rows ? ncclEpHandleOpenBounded(&handle, group.get(), alignment, *max_rows)
+                                   : ncclEpHandleOpen(&handle, group.get(), alignment);
+        if (code != ncclSuccess) return Error(code, max_rows ? "ncclEpHandleOpenBounded" : "ncclEpHandleOpen");
         return Handle(handle);
     }
 

@@ -222,6 +222,18 @@ EP_TEST_HT(high_throughput_agrees_with_the_reference) {
     ref_run_close(&run);
 }
 
+EP_TEST_HT(a_bound_limits_what_a_handle_may_receive) {
+    const Group group = Open(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, SmallShape(env));
+    auto bounded = Handle::open(group, 16, 3);
+    EP_REQUIRE(bounded.has_value());
+    const int64_t ids[] = {0, 1};
+    void* const memory = ep_device_upload(ids, sizeof(ids));
+    EP_CHECK(bounded->update(Tensor::topk_idx(static_cast<int64_t*>(memory), {1, 2}), {}, env->stream).has_value());
+    EP_CHECK_EQ_U64(*bounded->num_recv_tokens(), 3);
+    EP_CHECK(bounded->destroy().has_value());
+    ep_device_free(memory);
+}
+
 // ---- Refusals
 
 EP_TEST(refusals_have_code_call_and_text) {
@@ -305,6 +317,7 @@ EP_TEST(what_was_moved_from_is_empty) {
     EP_CHECK(
         Refused(group.time_combine_waits(nullptr), ncclInvalidArgument, "ncclEpGroupTimeCombineWaits", "ep_group"));
     EP_CHECK(Refused(Handle::open(group), ncclInvalidArgument, "ncclEpHandleOpen", "ep_group"));
+    EP_CHECK(Refused(Handle::open(group, 0, 1), ncclInvalidArgument, "ncclEpHandleOpenBounded", "ep_group"));
     EP_CHECK(Refused(handle.update(tensor, {}, env->stream), ncclInvalidArgument, "ncclEpHandleUpdate", "handle"));
     EP_CHECK(group.destroy(env->stream).has_value() && handle.destroy().has_value());
 

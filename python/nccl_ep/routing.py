@@ -21,25 +21,6 @@ def pairs_of_ids(topk_idx: torch.Tensor, num_experts: int) -> torch.Tensor:
     return ids.masked_fill_(same.triu(1).any(dim=2), num_experts)
 
 
-def write_ids(topk_idx: torch.Tensor, ids: torch.Tensor) -> None:
-    """Writes `ids` [T, K] to those of a handle for as many tokens or more, of which the others get none."""
-    tokens = ids.shape[0]
-    if tokens == topk_idx.shape[0]:
-        topk_idx.copy_(ids)
-    else:
-        topk_idx[:tokens].copy_(ids)
-        topk_idx[tokens:].fill_(-1)
-
-
-def padded(rows: torch.Tensor, most: int) -> torch.Tensor:
-    """`rows` and others behind them, `most` together; ids of -1 say that nobody reads these."""
-    if rows.shape[0] == most:
-        return rows
-    padded = rows.new_empty((most, *rows.shape[1:]))
-    padded[:rows.shape[0]].copy_(rows)
-    return padded
-
-
 def stable_sort(keys: torch.Tensor, most: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Sorted integer `keys`, all in 0..`most`, and their previous positions, int64.
 

@@ -1,9 +1,12 @@
 """`EPAll2AllLayer` with `latency_tokens`: small batches by low latency, in the layer's own words."""
 
+import contextlib
+
 import pytest
 import torch
 import torch.distributed as dist
 
+from nccl_ep.handle_pool import Slot
 from nccl_ep.layers import latency
 from problems import Problem, without_waiting
 
@@ -78,42 +81,46 @@ def test_what_is_large_or_has_gradients_goes_by_high_throughput(layered, world, 
 
 
 def test_batches_in_flight(layered, world):
-    """Four at a time; the text says that a fifth has taken a place."""
+    """Any number at a time, with ids of their own; the text says that a later one has taken a place."""
     problem, ep = layered(latency_tokens=9 + 2 * world[1])
-    made = [(problem.tokens * scale, *ep.dispatch(problem.tokens * scale, problem.topk_idx,
-                                                  problem.weights)) for scale in range(1, 6)]
-    for tokens, rows, weights, layout in made[1:]:
+    made = []
+    for scale in range(1, 6):
+        ids = problem.topk_idx.clone()
+        made.append((problem.tokens * scale, *ep.dispatch(problem.tokens * scale, ids, problem.weights)))
+        ids.fill_(-1)
+    for tokens, rows, weights, layout in made:
         problem.close(ep.combine(rows * weights[:, None], layout), tokens * problem.factors)
-    with pytest.raises(ValueError, match="layout_desc: 4 later dispatches have taken its place"):
-        ep.combine(made[0][1], made[0][3])
+    later = [ep.dispatch(problem.tokens, problem.topk_idx, problem.weights) for _ in range(8)]
+    for _, rows, _, layout in made:
+        with pytest.raises(RuntimeError, match="layout_desc: it has been combined, and another dispatch has its"):
+            ep.combine(rows, layout)
+    for rows, _, layout in later:
+        problem.close(ep.combine(rows, layout), problem.tokens * problem.factors)
     with pytest.raises(ValueError, match="layout_desc: .*it has no rows of pairs"):
-        _ = made[0][3].token_dst_scatter_idx
+        _ = layout.token_dst_scatter_idx
     dist.barrier()
 
 
-def test_ids_wait_for_the_last_use_of_their_handle(layer, world, device, monkeypatch):
-    """An earlier operation may be queued on another stream when the fifth dispatch writes to the first handle."""
+def test_operations_follow_each_other(layer, world, device, monkeypatch):
+    """An earlier operation may be queued on another stream, and a dispatch over nodes writes ids first."""
     problem = Problem(*world, device=device)
     calls = []
 
-    class Noted:
+    class Noted(contextlib.AbstractContextManager):
         def __init__(self, device): ...
 
-        def note(self):
-            self.number = len(calls)
-            calls.append("used")
+        def __enter__(self):
+            calls.append("follows")
 
-        def current_stream_wait(self):
-            calls.append(getattr(self, "number", "unused"))
+        def __exit__(self, *error):
+            calls.append("ends")
 
-    write = latency.write_ids
     monkeypatch.setattr(latency, "Use", Noted)
-    monkeypatch.setattr(latency, "write_ids", lambda *ids: calls.append("written") or write(*ids))
+    monkeypatch.setattr(Slot, "route", lambda place, ids, route=Slot.route: calls.append("ids") or route(place, ids))
     ep = layer(problem, latency_tokens=9 + 2 * world[1])
-    for _ in range(5):
-        rows, weights, layout = ep.dispatch(problem.tokens, problem.topk_idx, problem.weights)
+    rows, weights, layout = ep.dispatch(problem.tokens, problem.topk_idx, problem.weights)
     ep.combine(rows, layout)
-    assert calls == ["unused", "written", "used"] * 4 + [2, "written", "used", "used"]
+    assert calls == ["follows", "ids", "ends", "follows", "ends"]
 
 
 def test_the_host_does_not_wait(layered, world, device):

@@ -186,8 +186,9 @@ def replayed(problem, others, play):
         yield [each.clone() for each in captured], play()
 
 
-@pytest.mark.parametrize("how", ["flat", "by expert", "ElasticBuffer", "ElasticBuffer expanded", "Buffer"])
-def test_routings_in_a_graph(captures, ep, problem, world, device, how):
+@pytest.mark.parametrize("how", ["flat", "by expert", "ElasticBuffer", "ElasticBuffer expanded", "Buffer",
+                                 "Buffer, low latency", "layer, low latency"])
+def test_routings_in_a_graph(captures, ep, layer, problem, world, device, how):
     """Each replay routes by the ids that are there then."""
     tokens, ids, weights = problem.tokens, problem.topk_idx, problem.weights
     buffer = None
@@ -212,10 +213,22 @@ def test_routings_in_a_graph(captures, ep, problem, world, device, how):
             num_worst_tokens=_MOST * world[1])
         return buffer.combine(rows, handle, factors)[:2]
 
-    play = by_handle
+    def low_latency():
+        rows, _, handle, _, _ = buffer.low_latency_dispatch(tokens, ids, _MOST, problem.num_experts, use_fp8=False)
+        return buffer.low_latency_combine(rows, ids, weights, handle)[:1]
+
+    @torch.no_grad()
+    def layered():
+        rows, _, layout = small.dispatch(tokens, ids, weights)
+        return [small.combine(rows, layout)]
+
+    play = {"Buffer": first_version, "Buffer, low latency": low_latency, "layer, low latency": layered}.get(
+        how, elastic if "Buffer" in how else by_handle)
     if "Buffer" in how:
-        kind = deep_ep.Buffer if how == "Buffer" else deep_ep.ElasticBuffer
-        play, buffer = first_version if how == "Buffer" else elastic, kind(dist.group.WORLD, explicitly_destroy=True)
+        kind = deep_ep.ElasticBuffer if "Elastic" in how else deep_ep.Buffer
+        buffer = kind(dist.group.WORLD, explicitly_destroy=True)
+    elif play == layered:
+        small = layer(problem, latency_tokens=_MOST)
     other = Problem(*world, hidden=problem.hidden, dtype=torch.bfloat16, masked=True, device=device, seed=8)
     same = [each.clone() for each in (tokens, ids, weights)]
     others = (other.tokens, other.topk_idx, other.weights)

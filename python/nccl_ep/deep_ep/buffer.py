@@ -10,8 +10,7 @@ from nccl_ep.arguments import integer
 from nccl_ep.deep_ep import high_throughput, low_latency
 from nccl_ep.deep_ep.events import EventHandle, EventOverlap
 from nccl_ep.deep_ep.layout import layout
-from nccl_ep.deep_ep.low_latency import Hook, Timing
-from nccl_ep.deep_ep.pool import Slot
+from nccl_ep.deep_ep.low_latency import Hook, LowLatencyHandle, Timing
 from nccl_ep.deep_ep.shared import Sharing
 from nccl_ep.gradients import without_gradients
 from nccl_ep.tensors import checked_integers
@@ -255,8 +254,8 @@ def _routing(handle: Any) -> high_throughput.Routing:
     return handle
 
 
-def _slot(handle: Any) -> Slot:
-    if not isinstance(handle, Slot):
+def _slot(handle: Any) -> LowLatencyHandle:
+    if not isinstance(handle, LowLatencyHandle):
         raise TypeError("handle: must be what low_latency_dispatch returned, not "
                         f"{type(handle).__name__}")
     return handle

@@ -10,7 +10,7 @@ import torch
 
 from nccl_ep.arguments import integer, row_bytes
 from nccl_ep.deep_ep.events import CommStream, EventOverlap
-from nccl_ep.deep_ep.pool import Pool, Slot
+from nccl_ep.handle_pool import Pool, Slot
 from nccl_ep.operators.traced import is_traced
 from nccl_ep.row_layout import low_latency_shape
 from nccl_ep.runtime import Use, current_stream, on_stream, uses_stand_ins
@@ -18,6 +18,19 @@ from nccl_ep.scales import CastName
 from nccl_ep.tensors import checked, checked_integers, checked_output
 
 Hook = Callable[[], None]
+
+
+class LowLatencyHandle(Slot):
+    """What `low_latency_dispatch` returns as `handle`. It cannot be looked into, as DeepEP's tuple can."""
+
+    def __init__(self, pool: Pool, topk_idx: torch.Tensor) -> None:
+        super().__init__(pool, topk_idx, "handle")
+        # What `get_next_low_latency_combine_buffer` has given.
+        self.buffer: torch.Tensor | None = None
+
+    def __getitem__(self, place: object) -> Any:
+        raise NotImplementedError("handle[..]: this handle has no tensors; rows come in the order of "
+                                  "source rank, token and k")
 
 
 def cast_name(use_fp8: bool, round_scale: bool, use_ue8m0: bool) -> CastName | None:
@@ -77,7 +90,7 @@ def checked_tokens(x: torch.Tensor, topk_idx: torch.Tensor, most: int,
 def dispatch(pool: Pool, x: torch.Tensor, topk_idx: torch.Tensor, cast: CastName | None,
              stats: torch.Tensor | None, waits: torch.Tensor | None, timing: Timing) -> tuple[Any, ...]:
     """`Buffer.low_latency_dispatch`."""
-    slot = pool.take(topk_idx)
+    slot = LowLatencyHandle(pool, topk_idx)
     received: list[Any] = []
 
     def start() -> list[Any]:
@@ -116,7 +129,7 @@ def _added_to(waits: torch.Tensor | None, time: Callable[[torch.Tensor | None], 
         time(None)
 
 
-def combine(slot: Slot, x: torch.Tensor, topk_weights: torch.Tensor, out: torch.Tensor | None,
+def combine(slot: LowLatencyHandle, x: torch.Tensor, topk_weights: torch.Tensor, out: torch.Tensor | None,
             waits: torch.Tensor | None, timing: Timing) -> tuple[torch.Tensor, EventOverlap, Hook | None]:
     """`Buffer.low_latency_combine`."""
     handle = slot.handle

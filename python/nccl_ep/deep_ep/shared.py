@@ -7,10 +7,6 @@ destroyed explicitly, unless there was one that is not.
 
 from __future__ import annotations
 
-import hashlib
-import os
-import pathlib
-import socket
 from typing import Any
 
 import torch
@@ -18,10 +14,10 @@ import torch.distributed as dist
 
 from nccl_ep.arguments import require_group
 from nccl_ep.deep_ep.events import CommStream
-from nccl_ep.deep_ep.pool import Pool
 from nccl_ep.group import EpGroup
+from nccl_ep.handle_pool import Pool, is_one_node
 from nccl_ep.nccl_wrapper import NCCLLibrary
-from nccl_ep.rendezvous import collective_device, communicator
+from nccl_ep.rendezvous import communicator
 from nccl_ep.runtime import HostCopy, Runtime, Use
 from nccl_ep.types import NCCL_EP_AUTO
 
@@ -39,7 +35,7 @@ class Shared:
         self.runtime = Runtime(self.library)
         with self.runtime.current():
             self.comm = communicator("group", group, self.library, self.runtime.interruptible)
-        self.is_one_node = _is_one_node(group)
+        self.is_one_node = is_one_node(group)
         self.users = 0
         self.is_kept = False
         # Of all operations: two groups that waited for other ranks at the same time could wait for each other.
@@ -150,15 +146,3 @@ def _check_room(groups: list[Any], bound: str) -> None:
     if len(groups) == _MOST_GROUPS:
         raise ValueError(f"{bound}, num_experts, hidden: {_MOST_GROUPS} combinations of them are in use, each with "
                          "memory of its own; call with one of these")
-
-
-def _is_one_node(group: Any) -> bool:
-    """Whether all ranks say the same of the machine that they run on; collective."""
-    boot = pathlib.Path("/proc/sys/kernel/random/boot_id")
-    name = os.environ.get("NCCL_HOSTID") or socket.gethostname() + (
-        boot.read_text() if boot.exists() else "")
-    number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "little")
-    mine = torch.tensor([number], dtype=torch.int64, device=collective_device(dist, group))
-    all_of_them = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(all_of_them, mine, group=group)
-    return len({int(each) for each in all_of_them}) == 1

@@ -20,6 +20,7 @@ from nccl_ep.arguments import cannot_be_copied, integer, require_group
 from nccl_ep.autograd import ht_combine
 from nccl_ep.group import EpGroup
 from nccl_ep.handle import EpHandle
+from nccl_ep.handle_pool import is_one_node
 from nccl_ep.layers import expand, scaled, scatter, traced
 from nccl_ep.layers.latency import Latency
 from nccl_ep.layers.layout import EPAllToAllLayoutDesc, EPConfig, Expansion, check_experts
@@ -50,7 +51,8 @@ class EPAll2AllLayer(torch.nn.Module):
     local_world_size, world_size  ranks of this node, and of the group. The library finds the nodes
                           by itself; any ranks may be on any node
     dtype, weight_dtype   of tokens, and of the weights that dispatch returns
-    num_sm                SMs that communication may use; 0: the library chooses
+    num_sm                SMs that high throughput may use; 0: the library chooses. Low latency takes
+                          what its few microseconds need
     enable_local_combine  no effect: results are always summed on the rank of the experts first
     use_aot               no effect: kernels are always built ahead of time
     latency_tokens        M of low latency: batches of at most so many tokens, under torch.no_grad()
@@ -95,9 +97,9 @@ class EPAll2AllLayer(torch.nn.Module):
         self._latency = None
         if small:
             group = EpGroup(num_tot_experts, hidden, algorithm="ll", max_tokens_per_rank=small,
-                            dtype=dtype, comm=self._group.comm, num_channels=channels)
+                            dtype=dtype, comm=self._group.comm)
             group.label = f"{self.label}, low latency"
-            self._latency = Latency(group, self.ep_config)
+            self._latency = Latency(group, self.ep_config, is_one_node(ep_group))
         self.number = self._new_number()  # of operators
 
     def _new_number(self) -> int:
@@ -252,6 +254,8 @@ class EPAll2AllLayer(torch.nn.Module):
         assert latency is not None
         input, scales = scaled.checked_rows(input, scaling, self.ep_config, self._group.device)
         ids, factors, _ = self._checked_routing(input.shape[0], exp_indices, weight, None)
+        if ids.data_ptr() == exp_indices.data_ptr():  # the caller may change its own in place
+            ids = ids.clone()
         received, exchange = latency.dispatch(input, ids, factors, scaling._replace(scales=scales))
         assert received.counts is not None
         rows, row_scales = received.tokens.flatten(0, 1), received.scales
@@ -261,7 +265,7 @@ class EPAll2AllLayer(torch.nn.Module):
             rows.shape[0], dtype=self.ep_config.weight_dtype, device=rows.device)
         return rows, weights, EPAllToAllLayoutDesc(
             num_dispatch_token_cur_rank=rows.shape[0],
-            topk_indices_tensor=exp_indices.to(torch.int32, copy=True),
+            topk_indices_tensor=ids.to(torch.int32),
             num_recv_tokens_per_expert=received.counts,
             num_recv_tokens_per_expert_list=[latency.rows_per_expert] * self.num_experts_per_rank,
             scales=row_scales, exchange=exchange)

@@ -1,7 +1,7 @@
 """Low-latency handles for calls that bring their own ids.
 
 A dispatch takes a handle, and its combine gives it back. Until another dispatch takes it, it can be combined again. Its
-ids are read where the caller has them, until the combine has run; DeepEP's combine gets them once more, so they stay.
+ids are read where they lie, until the combine has run.
 
 Over several nodes routing a handle is collective and fixes the number of tokens. So handles have memory for M tokens'
 ids there, to which those of a dispatch are copied, padded with -1. In traced code, too, where ids have no address.
@@ -9,16 +9,21 @@ ids there, to which those of a dispatch are copied, padded with -1. In traced co
 
 from __future__ import annotations
 
+import hashlib
+import os
+import pathlib
+import socket
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from nccl_ep.group import EpGroup
 from nccl_ep.handle import EpHandle
 from nccl_ep.operators.traced import is_traced
-from nccl_ep.routing import padded, write_ids
+from nccl_ep.rendezvous import collective_device
 
 _Shape = tuple[int, int]
 _Address = tuple[int, torch.Size]
@@ -43,20 +48,19 @@ class Pool:
         self._readers = 0
         self._made: list[EpHandle[Any]] = []
 
-    def take(self, topk_idx: torch.Tensor) -> Slot:
-        """A handle for ids int64 [T, K], dense, of T up to M; without them before `Slot.route`."""
+    def find(self, topk_idx: torch.Tensor) -> Place:
+        """That of a free handle for ids int64 [T, K], dense, of T up to M."""
         tokens, top_k = topk_idx.shape
         if not self.is_one_node or is_traced():
             shape = (tokens if self.is_one_node else self.group.max_tokens_per_rank, top_k)
             free = self._free.setdefault(shape, [])
-            place = free[-1] if free else self._made_with_memory(shape, free)
-            return Slot(self, place, tokens)
+            return free[-1] if free else self._made_with_memory(shape, free)
         free, address = self._free[None], _address(topk_idx)
         found = next((each for each in reversed(free) if each.ids == address), free[0] if free else None)
         if found is None or found.ids != address and self._readers < _MOST_READERS:
             found = self._new(topk_idx, free, address)
             self._readers += 1
-        return Slot(self, found, tokens)
+        return found
 
     def _made_with_memory(self, shape: _Shape, free: list[Place]) -> Place:
         # Also usable outside of inference mode, if that is on now.
@@ -77,26 +81,24 @@ class Pool:
 
 
 class Slot:
-    """What `low_latency_dispatch` returns as `handle`: a handle until another dispatch takes it.
+    """A handle for ids int64 [T, K], dense, of T up to M, until another dispatch takes it; without them before `route`.
 
-    It cannot be looked into, as DeepEP's tuple can.
+    Its user knows it as argument `name` of a combine.
     """
 
-    def __init__(self, pool: Pool, place: Place, tokens: int) -> None:
-        self.group, self.tokens = pool.group, tokens
-        self._pool, self._place = pool, place
+    def __init__(self, pool: Pool, topk_idx: torch.Tensor, name: str) -> None:
+        self.group, self.tokens, self._name = pool.group, topk_idx.shape[0], name
+        self._pool, self._place = pool, (place := pool.find(topk_idx))
         self._is_held = False
         place.takes += 1
         self._take = place.takes
         self.hold()
-        # What `get_next_low_latency_combine_buffer` has given.
-        self.buffer: torch.Tensor | None = None
 
     @property
     def handle(self) -> EpHandle[Any]:
         """The handle; RuntimeError once another dispatch has it."""
         if self._place.takes != self._take:
-            raise RuntimeError("handle: it has been combined, and another dispatch has it since; "
+            raise RuntimeError(f"{self._name}: it has been combined, and another dispatch has its handle since; "
                                "combine before that")
         return self._place.handle
 
@@ -104,7 +106,8 @@ class Slot:
         """Gives the handle these ids, on the current stream, where the dispatch follows."""
         place, handle = self._place, self.handle
         if place.ids is None:
-            write_ids(handle.topk_idx, topk_idx)
+            handle.topk_idx[:self.tokens].copy_(topk_idx)
+            handle.topk_idx[self.tokens:].fill_(-1)
             return
         if place.ids != (address := _address(topk_idx)):
             handle.update(topk_idx)
@@ -135,13 +138,26 @@ class Slot:
             self.release()
 
     def padded(self, rows: torch.Tensor) -> torch.Tensor:
-        """`rows` [T, ..] padded to the tokens of the handle; those after T have no ids."""
-        return padded(rows, self._place.handle.num_tokens)
-
-    def __getitem__(self, place: object) -> Any:
-        raise NotImplementedError("handle[..]: this handle has no tensors; rows come in the order of "
-                                  "source rank, token and k")
+        """`rows` [T, ..], and others behind them, as many as the handle has tokens; ids of -1 say that nobody reads
+        these."""
+        if (most := self._place.handle.num_tokens) == self.tokens:
+            return rows
+        padded = rows.new_empty((most, *rows.shape[1:]))
+        padded[:self.tokens].copy_(rows)
+        return padded
 
 
 def _address(ids: torch.Tensor) -> _Address:
     return ids.data_ptr(), ids.shape
+
+
+def is_one_node(group: Any) -> bool:
+    """Whether all ranks say the same of the machine that they run on; collective."""
+    boot = pathlib.Path("/proc/sys/kernel/random/boot_id")
+    name = os.environ.get("NCCL_HOSTID") or socket.gethostname() + (
+        boot.read_text() if boot.exists() else "")
+    number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "little")
+    mine = torch.tensor([number], dtype=torch.int64, device=collective_device(dist, group))
+    all_of_them = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(all_of_them, mine, group=group)
+    return len({int(each) for each in all_of_them}) == 1

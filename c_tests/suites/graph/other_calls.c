@@ -75,6 +75,26 @@ static void make_a_group(const EpEnv* env, ncclEpAlgorithm_t algorithm) {
     EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
 }
 
+// NCCL_EP_CHECK waits for what is on the device, and puts poison where nothing comes.
+static void check_beside_a_capture(EpEnv* env, RefOpening opening) {
+    EP_WITH_VARIABLE("NCCL_EP_CHECK", "1");
+    const RefShape shape = {2 * (unsigned)env->size, 16, 2, ncclBfloat16, 256};
+    RefRun run = ref_run_open_with(env, NULL, &shape, kRefDistinct, true, opening);
+    ref_prepare_dispatch(&run);
+    cudaStream_t aside;
+    ep_open_streams(&aside, 1);
+    if (ep_begin_capture(aside)) {
+        EP_CHECK_NCCL(ref_launch_dispatch(&run, kRefWhole, env->stream));
+        EP_CHECK_CUDA(cudaGraphDestroy(ep_end_capture(aside)));
+    }
+    ep_close_streams(&aside, 1);
+    ref_run_close(&run);
+}
+
+EP_TEST(ll_checks_beside_a_capture) { check_beside_a_capture(env, ref_ll(3)); }
+
+EP_TEST_HT(ht_checks_beside_a_capture) { check_beside_a_capture(env, ref_ht_as(kHtRowsExact, kHtNoCounter, 3)); }
+
 EP_TEST(calls_beside_a_capture) {
     const ncclEpAlgorithm_t algorithm = ep_algorithm_for_any_case(env);
     Pair pair = pair_open_ready(env, false);

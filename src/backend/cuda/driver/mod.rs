@@ -19,7 +19,7 @@ mod pinned;
 pub mod stream;
 
 use crate::backend::cuda::driver::api::{NOT_READY, Status, call, check, functions, raw_stream};
-use crate::backend::cuda::driver::context_handle::current_device;
+use crate::backend::cuda::driver::context_handle::{ApartFromCaptures, current_device};
 use crate::error::{Error, Result};
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
@@ -81,6 +81,7 @@ pub fn destroy_stream(stream: Stream) -> Result<()> {
 }
 
 pub fn synchronize_stream(stream: Stream) -> Result<()> {
+    let _apart = ApartFromCaptures::enter()?;
     // SAFETY: our own stream or one that the caller of the library vouches for.
     unsafe { call!(cuStreamSynchronize(raw_stream(stream))) }
 }

@@ -130,7 +130,10 @@ impl Network {
         Ok(Self {
             view: Arc::clone(view),
             on_device,
-            exchanges: Exchanges::new(over_nccl(bootstrap, wanted, stream)?),
+            // Without a network nobody else forgets the marks, whose memory others get.
+            exchanges: Exchanges::new(
+                over_nccl(bootstrap, wanted, stream).inspect_err(|_| failure.marks.forget_all_but(0))?,
+            ),
             failure,
         })
     }

@@ -53,6 +53,7 @@ impl Failing {
 
     fn begin(self: &Arc<Self>, told: Option<Instant>, ending: Ending) {
         *self.state.lock() = State { told, is_marking: false, ending: Some(ending) };
+        // If no thread can be started, the watchdog tries again, or dropping the communicator ends it.
         self.go_on();
     }
 
@@ -83,6 +84,11 @@ impl Failing {
         }
         let own = Arc::clone(self);
         detached::start(move || own.end()).is_ok()
+    }
+
+    /// Whether there is something to end that no thread is ending.
+    pub fn has_to_end(&self) -> bool {
+        self.state.lock().ending.is_some()
     }
 
     /// Runs in a thread of its own.

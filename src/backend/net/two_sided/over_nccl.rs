@@ -73,9 +73,9 @@ impl NcclTransport {
             fault: OnceCell::new(),
             failing: Arc::new(Failing::new(on_fault, timeout)),
         });
-        let _end = Some(End(Arc::clone(&shared)));
         // Without a watchdog it must end at once, not together with other ranks.
         watch(&shared, Shared::look).inspect_err(|_| shared.give_up())?;
+        let _end = Some(End(Arc::clone(&shared)));
         Ok(Self { shared, _end })
     }
 
@@ -296,7 +296,11 @@ impl Drop for End {
         // A failed communicator is ended elsewhere. Setting the fault keeps the watchdog, which may look once more,
         // from finding a failure of the group and ending a communicator that the next group has by then.
         if shared.fault.set(Error::internal("the network's group has ended")).is_ok() {
-            spare::keep(shared.ending());
+            return spare::keep(shared.ending());
+        }
+        // The watchdog ends it, if the device cannot be told; it looks only while this holds the transport.
+        while shared.failing.has_to_end() {
+            std::thread::sleep(pause);
         }
     }
 }

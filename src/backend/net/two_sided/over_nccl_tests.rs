@@ -17,11 +17,15 @@ const CALLS: usize = 1000;
 #[derive(Default)]
 struct Group {
     has_failed: AtomicBool,
+    /// Locked while the device takes no marks.
+    held_up: Mutex<()>,
 }
 
 impl OnFault for Group {
     fn failed(&self, _error: &Error) {}
-    fn mark(&self) {}
+    fn mark(&self) {
+        drop(self.held_up.lock());
+    }
     fn has_failed(&self) -> bool {
         self.has_failed.load(Ordering::SeqCst)
     }
@@ -80,6 +84,24 @@ fn one_that_has_failed_is_not() {
     transport.abort();
     drop(transport);
     assert!(Offer::new(&device, comm.place()).take(comm.tag).is_none());
+}
+
+/// The watchdog looks only while somebody holds it.
+#[test]
+fn one_that_has_failed_ends_though_it_is_dropped_before_the_device_is_told() {
+    let device = TestDevice::of_context(205);
+    let group = Arc::new(Group::default());
+    let held_up = group.held_up.lock();
+    let transport = transport_of(Arc::clone(&group), "abc", &device);
+    let comm = Arc::clone(&transport.shared.comm);
+    Transport::fail(&transport, &Error::internal("lost"));
+    drop(transport);
+    let dropped = Instant::now();
+    while comm.exchange(&[], &[], Stream::DEFAULT).is_ok() {
+        assert!(dropped.elapsed() < Duration::from_secs(10));
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    drop(held_up);
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! `docs/errors.md` lists every refusal, the sources produce no others, and the C tests provoke each.
+//! `docs/errors.md` lists every refusal, the sources produce no others, the C tests provoke each, and the other documents
+//! quote no others.
 //!
 //! A literal such as "must be {what}" is a pattern: braces match anything, in the sources and in the tables.
 
@@ -182,6 +183,99 @@ fn the_c_tests_provoke_exactly_the_ids_of_the_tables() {
         .collect();
     let listed: BTreeSet<String> = rows().into_iter().map(|row| row.id).collect();
     assert_eq!(provoked, listed);
+}
+
+/// What a document quotes: lines that begin with a function and a colon, also in comments, and the code in the first
+/// column of tables of texts.
+fn quotes(document: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut is_table = false;
+    for line in document.replace("\n    (", " (").lines() {
+        is_table = line.starts_with("| text |") || is_table && line.starts_with('|');
+        let call = line.trim_start_matches(['/', ' ']);
+        if is_table {
+            found.extend(code(line.split('|').nth(1).unwrap()));
+        } else if call.starts_with("ncclEp") && call.split_once(": ").is_some_and(|(name, _)| !name.contains(' ')) {
+            found.push(call.to_owned());
+        }
+    }
+    found
+}
+
+/// What `text` has between backticks.
+fn code(text: &str) -> impl Iterator<Item = String> {
+    text.split('`').skip(1).step_by(2).map(|code| code.replace('\n', " "))
+}
+
+/// `text` with `#` for each number and, in a pattern, for `{n}`.
+fn without_numbers(text: &str) -> String {
+    let mut found = String::new();
+    for c in text.chars() {
+        found.push(if c.is_ascii_digit() { '#' } else { c });
+        while found.ends_with("##") {
+            found.pop();
+        }
+    }
+    ('A'..='z').fold(found, |text, letter| text.replace(&format!("{{{letter}}}"), "#"))
+}
+
+/// The texts of the document: whole refusals, their parts, and examples.
+fn texts() -> BTreeSet<String> {
+    let document = sources::read(DOCUMENT);
+    let cells = document.lines().flat_map(|line| line.split('|').map(|cell| cell.trim().to_owned()));
+    let whole = rows().into_iter().map(|row| format!("{}: {}", row.argument, row.rule));
+    code(&document).chain(cells).chain(whole).map(|text| without_numbers(&text)).collect()
+}
+
+/// Whether `quote` is one of `texts`, perhaps behind names of calls and in front of what was found, or a pattern of
+/// them in which other such quotes fill the braces. `..` stands for any.
+fn is_said(quote: &str, texts: &BTreeSet<String>) -> bool {
+    if let Some((call, rest)) = quote.split_once(": ")
+        && call.starts_with("ncclEp")
+        && texts.contains(call)
+    {
+        return is_said(rest, texts);
+    }
+    let rule = quote.split(" (got ").next().unwrap();
+    let fills = |pattern: &String| {
+        let is_pattern = pattern.contains('{') && is_text(pattern);
+        let fillings = is_pattern.then(|| fillings(pattern, rule)).flatten();
+        fillings.is_some_and(|all| all.iter().all(|filling| is_said(filling, texts)))
+    };
+    rule == ".." || texts.contains(rule) || texts.iter().any(fills)
+}
+
+/// What stands in the place of the braces of `pattern`, if it produces `text`.
+fn fillings<'a>(pattern: &str, text: &'a str) -> Option<Vec<&'a str>> {
+    let parts = fixed_parts(pattern);
+    let mut rest = text.strip_prefix(parts[0])?;
+    let mut found = Vec::new();
+    for part in &parts[1..] {
+        let (filling, after) = if part.is_empty() { (rest, "") } else { rest.split_once(part)? };
+        found.push(filling);
+        rest = after;
+    }
+    rest.is_empty().then_some(found)
+}
+
+#[test]
+fn the_documents_quote_texts_of_the_tables_word_by_word() {
+    let texts = texts();
+    let documents = sources::files("docs", &[".md"]).into_iter().chain(["README.md".to_owned()]);
+    let quotes: Vec<String> = documents
+        .filter(|document| document != DOCUMENT)
+        .flat_map(|document| quotes(&sources::read(&document)))
+        .map(|quote| without_numbers(&quote))
+        .collect();
+    assert!(quotes.len() >= 19, "only {} quotes were understood", quotes.len());
+    for quote in quotes {
+        assert!(is_said(&quote, &texts), "{DOCUMENT} does not have {quote}");
+        let rule = quote.split(" (got ").next().unwrap();
+        for word in rule.split([' ', ':', ',', '.']).filter(|word| !word.is_empty()) {
+            let other = rule.replacen(word, "changed", 1);
+            assert!(!is_said(&other, &texts), "{DOCUMENT} seems to have {other}");
+        }
+    }
 }
 
 #[test]

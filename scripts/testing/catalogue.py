@@ -25,7 +25,6 @@ def all_steps(places: Places) -> list[Step]:
                                    "testing.engines_selftest"), counts.exit_status, environment=path),
         Step("build-script/self-test", ("python3", "scripts/testing/build_selftest.py"),
              counts.exit_status, environment=path),
-        Step("documents/quotes", ("python3", "scripts/testing/quotes.py"), counts.closing_line),
         *_builds(places),
         Step("documents/site", ("make", "docs"), counts.exit_status, (python_steps.FETCHED,)),
         *architectures.steps(places),

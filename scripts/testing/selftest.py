@@ -16,7 +16,7 @@ import time
 import unittest
 from unittest import mock
 
-from testing import catalogue, command, counts, pool, quotes, report, tiers
+from testing import catalogue, command, counts, pool, report, tiers
 from testing.step import ROOT, SETUP, Counts, Finished, Places, Step
 
 # Without what the runner gives its own steps, of which this is one.
@@ -330,32 +330,6 @@ class Report(unittest.TestCase):
                  if any(name in step.name for name in ("test_death", "test_faults", "test_transport"))]
         self.assertGreater(len(steps), 10)
         self.assertEqual([step.name for step in steps if not step.short_deadlines], [])
-
-
-class Quotes(unittest.TestCase):
-    """Texts that documents quote are found in the sources, and no others."""
-
-    SOURCE = ('fn f() { write!("{why}: rank {} waited {ms} ms for {awaited}"); let why = "deadline \\\n'
-              '    passed"; text("operation {n} of rank {}, whose last one is {}"); format!("{what} {}");\n'
-              '"LL dispatch"; "send_only" }\n// "a comment"\n#[cfg(test)]\nmod tests { "a test" }\n')
-    TEXT = "deadline passed: rank 2 waited 15 ms for operation 3 of rank 1, whose last one is 2"
-
-    def test_what_the_sources_say(self):
-        sayings = quotes.Sayings(quotes.templates_of(self.SOURCE))
-        for text in (self.TEXT, self.TEXT.replace("operation 3", "operation .."), "LL dispatch 5",
-                     ".. waited 15 ms for LL dispatch", ".. whose last one is 7"):
-            self.assertTrue(sayings.quoted(text), text)
-        for text in (self.TEXT[:-1] + "two", self.TEXT[:-20], "the " + self.TEXT, "send_only LL dispatch",
-                     "send_only LL dispatch 5", "a comment", "a test", ".. one was 7", "send"):
-            self.assertFalse(sayings.quoted(text), text)
-
-    def test_where_quotes_are(self):
-        page = ("# Hangs\n`ncclEpX(a)` and `.. for rank 1`\n```\nncclEpX: no: 1\n^ the call\n```\n\n"
-                "| text | what |\n|---|---|\n| `a b` | `not this` |\n\n| else | |\n|---|---|\n| `c` | |\n"
-                "    ncclEpX: failed,\n    more of it\n\nend `d`\n")
-        self.assertEqual(quotes.quotes("hangs.md", page),
-                         ["ncclEpX: no: 1", "ncclEpX: failed, more of it", "a b", ".. for rank 1"])
-        self.assertEqual(quotes.quotes("other.md", page), ["ncclEpX: no: 1", "ncclEpX: failed, more of it"])
 
 
 def lengths(source: str) -> dict[str, int]:

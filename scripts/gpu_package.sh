@@ -24,7 +24,7 @@ if [ -e "$package" ] && [ ! -d "$package/onegpu" ]; then
     exit 1
 fi
 rm -rf "$package"
-mkdir -p "$package"/{gpu,onegpu,lib,second,scripts/testing,c_tests/programs/moe_layer/data}
+mkdir -p "$package"/{gpu,onegpu,lib,second,scripts/testing}
 
 for kind in gpu onegpu; do
     for program in "$NCCL_EP_TARGET/c/$kind"/*; do
@@ -41,7 +41,6 @@ strip --strip-unneeded -o "$package/lib/libnccl-net-ep-test.so" \
     "$NCCL_EP_TARGET/c/lib/libnccl-net-ep-test.so"
 cp scripts/{env.sh,gpus.py,gpu_test.py,on_nodes.sh} "$package/scripts/"
 cp scripts/testing/*.py "$package/scripts/testing/"
-cp c_tests/programs/moe_layer/data/loomings.txt "$package/c_tests/programs/moe_layer/data/"
 mkdir -p "$package"/{bench,examples,docs}
 cp docs/{abi,python}.md "$package/docs/" # tests compare the structures with one, run the other's code
 cp README.md "$package/"

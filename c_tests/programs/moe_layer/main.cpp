@@ -1,15 +1,9 @@
 // A Mixture-of-Experts model over all ranks, through the public API of NCCL EP only.
 //
-// The tokens are words of a real text, a stripe of it on every rank. In each layer a router selects the top-k experts
+// The tokens are words of a random text, a stripe of it on every rank. In each layer a router selects the top-k experts
 // of each token, NCCL EP carries the tokens to the ranks of their experts and the results back (layer.cpp), and rank 0
 // repeats the layer for the tokens of all ranks without any exchange and compares (model.h). --help lists the options.
 
-#include <unistd.h>
-
-#include <cctype>
-#include <climits>
-#include <cstdlib>
-#include <fstream>
 #include <numeric>
 
 #include "harness/options.hpp"
@@ -18,53 +12,6 @@
 
 namespace moe {
 namespace {
-
-// ---- The text ----------------------------------------------------------------------------------
-
-constexpr char kTextInRepository[] = "c_tests/programs/moe_layer/data/loomings.txt";
-
-uint64_t HashOfSpelling(const std::string& spelling) {
-    uint64_t hash = 0xCBF29CE484222325ull;
-    for (char c : spelling) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001B3ull;
-    return hash;
-}
-
-// The text shipped beside the programs, found relative to the running executable
-// (target/c/<kind>/moe_layer) or else to the working directory.
-std::string DefaultTextPath() {
-    char executable[4096];
-    const ssize_t length = readlink("/proc/self/exe", executable, sizeof(executable) - 1);
-    if (length > 0) {
-        const std::string path(executable, static_cast<size_t>(length));
-        const std::string directory = path.substr(0, path.rfind('/'));
-        const std::string candidate = directory + "/../../../" + kTextInRepository;
-        char resolved[PATH_MAX];
-        if (realpath(candidate.c_str(), resolved) != nullptr) return resolved;
-    }
-    return kTextInRepository;
-}
-
-// Splits a text into words (letters, digits, apostrophes; lower case) and punctuation marks, and returns one id per
-// token: the 64-bit FNV-1a hash of its spelling. Equal words get equal ids.
-std::vector<uint64_t> Tokenise(std::istream& text) {
-    std::vector<uint64_t> tokens;
-    std::string word;
-    const auto end_word = [&] {
-        if (!word.empty()) tokens.push_back(HashOfSpelling(word));
-        word.clear();
-    };
-    for (char c; text.get(c);) {
-        const auto character = static_cast<unsigned char>(c);
-        if (std::isalnum(character) != 0 || c == '\'') {
-            word += static_cast<char>(std::tolower(character));
-            continue;
-        }
-        end_word();
-        if (std::ispunct(character) != 0) tokens.push_back(HashOfSpelling({c}));
-    }
-    end_word();
-    return tokens;
-}
 
 // Rank r takes (r + 1) / R of the largest number of tokens: every rank has a different number, and
 // with few tokens the first ranks have none.
@@ -103,14 +50,14 @@ void PrintRows(const LayerReport& report) {
     std::printf("\n\n");
 }
 
-void PrintModel(const EpEnv& env, const Options& options, const std::string& text_path) {
+void PrintModel(const EpEnv& env, const Options& options) {
     const ModelConfig& model = options.model;
     std::printf(
         "moe_layer (%s): ranks %d, layers %zu, hidden %zu, ffn %zu, experts %zu, top-k %zu, "
-        "seed %zu%s\n%zu tokens from %s\n",
+        "seed %zu%s\n%zu tokens\n",
         ep_on_hostsim() ? "host" : "gpu", env.size, model.num_layers, model.hidden, model.ffn, model.num_experts,
         model.top_k, model.seed, options.fp8 ? ", dispatch in e4m3" : "",
-        NumTokensBefore(env.size, env.size, options.max_tokens_per_rank), text_path.c_str());
+        NumTokensBefore(env.size, env.size, options.max_tokens_per_rank));
     std::fflush(stdout);
 }
 
@@ -133,33 +80,18 @@ struct Stripe {
     std::vector<uint64_t> tokens;
 };
 
-// Stripes are consecutive; after its end the text starts again.
-Stripe TakeStripe(const EpEnv& env, size_t max_tokens_per_rank, const std::vector<uint64_t>& text) {
+// Stripes are consecutive. Words repeat, as they do in any text.
+Stripe TakeStripe(const EpEnv& env, size_t max_tokens_per_rank) {
+    constexpr uint64_t kWords = 512;
     const auto num_ranks = static_cast<size_t>(env.size);
     const auto rank = static_cast<size_t>(env.rank);
     Stripe stripe;
     stripe.first_position = NumTokensBefore(rank, num_ranks, max_tokens_per_rank);
     stripe.tokens.resize(NumTokensOf(rank, num_ranks, max_tokens_per_rank));
     for (size_t t = 0; t < stripe.tokens.size(); ++t) {
-        stripe.tokens[t] = text[(stripe.first_position + t) % text.size()];
+        stripe.tokens[t] = ep_mix(stripe.first_position + t, 0, 0) % kWords;
     }
     return stripe;
-}
-
-// Rank 0 reads the file; the ranks may be on different hosts.
-std::vector<uint64_t> ShareTokensOfText(const EpEnv& env, const std::string& path) {
-    std::vector<uint64_t> tokens;
-    if (env.rank == 0) {
-        std::ifstream file(path, std::ios::binary);
-        tokens = Tokenise(file);
-        if (tokens.empty()) std::fprintf(stderr, "moe_layer: no text in %s\n", path.c_str());
-        EP_REQUIRE(!tokens.empty());
-    }
-    uint64_t count = tokens.size();
-    MPI_Bcast(&count, 1, MPI_UINT64_T, 0, MPI_COMM_WORLD);
-    tokens.resize(count);
-    MPI_Bcast(tokens.data(), static_cast<int>(count), MPI_UINT64_T, 0, MPI_COMM_WORLD);
-    return tokens;
 }
 
 // What all ranks have, in the order of the ranks, on rank 0; nothing on the others.
@@ -250,10 +182,8 @@ void RunModel(const EpEnv& env, const Options& options, const Stripe& stripe, nc
 
 // The whole program between the set-up and the closing line.
 void Run(const EpEnv& env, const Options& options) {
-    const std::string path = options.text_path.empty() ? DefaultTextPath() : options.text_path;
-    const std::vector<uint64_t> text = ShareTokensOfText(env, path);
-    const Stripe stripe = TakeStripe(env, options.max_tokens_per_rank, text);
-    if (env.rank == 0) PrintModel(env, options, path);
+    const Stripe stripe = TakeStripe(env, options.max_tokens_per_rank);
+    if (env.rank == 0) PrintModel(env, options);
     if (options.low_latency) RunModel(env, options, stripe, NCCL_EP_ALGO_LOW_LATENCY);
     if (!options.high_throughput) return;
     if (ep_has_high_throughput(&env)) {

@@ -15,7 +15,6 @@ const char kUsage[] =
     "  --top-k N               experts of each token, at most 32 (4)\n"
     "  --layers N              layers, each with a router and experts of its own (2)\n"
     "  --seed N                seed of all parameters (1)\n"
-    "  --text FILE             text to take the tokens from\n"
     "  --fp8                   dispatches cast the rows to e4m3, with a scale for 128 elements\n"
     "  --picture               a table of the rows from each rank to each, of the first layer\n";
 
@@ -67,8 +66,8 @@ std::string ParseOptions(int argc, char** argv, size_t num_ranks, Options* optio
         {{0, "algorithm", true, algorithm}, Count("tokens", &options->max_tokens_per_rank),
          Count("hidden", &model->hidden), Count("ffn", &model->ffn), Count("experts", &model->num_experts),
          Count("top-k", &model->top_k), Count("layers", &model->num_layers), Count("seed", &model->seed),
-         ep::Text(0, "text", &options->text_path), ep::Switch(0, "fp8", &options->fp8),
-         ep::Switch(0, "picture", &options->picture), ep::Switch(0, "help", &options->help)});
+         ep::Switch(0, "fp8", &options->fp8), ep::Switch(0, "picture", &options->picture),
+         ep::Switch(0, "help", &options->help)});
     if (!refusal.empty()) return refusal;
     size_t& num_experts = model->num_experts;
     if (num_experts == 0) num_experts = (kDefaultExperts + num_ranks - 1) / num_ranks * num_ranks;

@@ -10,7 +10,6 @@ struct Options {
     size_t max_tokens_per_rank = 48;
     bool low_latency = true;
     bool high_throughput = true;
-    std::string text_path;  // empty: the text of the repository
     bool fp8 = false;
     bool picture = false;  // who sent how many rows to whom
     bool help = false;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <getopt.h>
+#include <nccl_ep.h>
 
 #include <algorithm>
 #include <charconv>
@@ -9,12 +10,13 @@
 #include <functional>
 #include <numeric>
 #include <optional>
+#include <sstream>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
-#include "harness/harness.h"
+#include "harness/base.h"
 
 namespace ep {
 
@@ -36,6 +38,14 @@ inline void ReadUnsigned(const char* option, const char* text, unsigned lowest, 
         *error = std::string(option) + ": expected a whole number of at least " + std::to_string(lowest) + ", got \"" +
                  text + "\"";
     }
+}
+
+// Drops an empty last item: "1," is the list "1".
+inline std::vector<std::string> Split(const std::string& list, char separator) {
+    std::vector<std::string> items;
+    std::istringstream stream(list);
+    for (std::string item; std::getline(stream, item, separator);) items.push_back(item);
+    return items;
 }
 
 // One option. `read` gets the value, or "" if the option takes none, and returns why it refuses it.

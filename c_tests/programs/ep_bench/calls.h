@@ -1,19 +1,23 @@
 // What is timed: a dispatch and a combine, by the library or by NCCL alone; and the events for that.
 #pragma once
 
+#include <chrono>
 #include <functional>
 
-#include "harness/harness.h"
+#include "harness/base.h"
+#include "programs/ep_bench/stats.h"
 
 namespace ep_bench {
 
+using Enqueue = std::function<void()>;
+
 // Each enqueues something and does not wait for it.
 struct Calls {
-    std::function<void()> call_dispatch;
-    std::function<void()> call_combine;
-    std::function<void()> call_complete;  // follows each of the former
+    Enqueue call_dispatch;
+    Enqueue call_combine;
+    Enqueue call_complete;  // follows each of the former
     // With --cast outside: makes the rows that the dispatch reads.
-    std::function<void()> call_cast{};
+    Enqueue call_cast{};
 
     void Dispatch() const {
         call_dispatch();
@@ -36,6 +40,15 @@ struct Calls {
         Combine();
     }
 };
+
+// The host's time inside a call.
+template <typename Call>
+void TimeCall(const Call& call, Samples* samples) {
+    using Clock = std::chrono::steady_clock;
+    const Clock::time_point before = Clock::now();
+    call();
+    samples->push_back(std::chrono::duration<double, std::micro>(Clock::now() - before).count());
+}
 
 // A timing event with a lifetime.
 class Event {

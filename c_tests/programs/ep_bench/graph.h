@@ -7,28 +7,45 @@
 #include <optional>
 #include <string>
 
-#include "harness/harness.h"
 #include "programs/ep_bench/calls.h"
 #include "programs/ep_bench/machine.h"
-#include "programs/ep_bench/options.h"
 #include "programs/ep_bench/stats.h"
 
 namespace ep_bench {
 
 // Replays per sample, and replays before its first event. The latter keep the stream busy while the
 // host runs ahead, so the sample contains neither a launch nor the skew of the ranks.
-// High-throughput operations are long, so a few replays are enough.
 struct Pace {
     unsigned run_up;
     unsigned replays;
 };
-constexpr Pace kShortOperations = {3, 20};
-constexpr Pace kLongOperations = {1, 4};
+
+// What other kernels took of an operation's time.
+inline double NoCodeUs() { return 0; }
+
+// Collective. Each sample is the time of one of the `operations` that `replay` enqueues: the mean of several replays
+// back to back, less what `of_others` says that other kernels took of it.
+inline Figures TimeReplays(const EpEnv& env, Pace pace, unsigned iterations, unsigned operations,
+                           const Enqueue& replay, const std::function<double()>& of_others = NoCodeUs) {
+    Event start, end;
+    Samples samples;
+    for (unsigned i = 0; i < iterations; ++i) {
+        ep_barrier();
+        for (unsigned k = 0; k < pace.run_up; ++k) replay();
+        start.Record(env.stream);
+        for (unsigned k = 0; k < pace.replays; ++k) replay();
+        end.Record(env.stream);
+        EP_REQUIRE_CUDA(cudaStreamSynchronize(env.stream));
+        samples.push_back(end.MicrosecondsSince(start) / (pace.replays * operations) - of_others());
+    }
+    DropFirst(&samples);
+    return SlowestRank(samples);
+}
 
 class Graph {
    public:
     // Captures what `operation` enqueues on the stream, `times` times in a row.
-    Graph(cudaStream_t stream, unsigned times, const std::function<void()>& operation) : times_(times) {
+    Graph(cudaStream_t stream, unsigned times, const Enqueue& operation) : times_(times) {
         EP_REQUIRE_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
         for (unsigned i = 0; i < times; ++i) operation();
         EP_REQUIRE_CUDA(cudaStreamEndCapture(stream, &graph_));
@@ -43,23 +60,9 @@ class Graph {
 
     void Launch(cudaStream_t stream) { EP_REQUIRE_CUDA(cudaGraphLaunch(executable_, stream)); }
 
-    // Collective. Each sample is the time of one operation: the mean of several replays back to back, less what
-    // `of_others` says that other kernels took of it.
-    Figures TimeReplays(const EpEnv& env, const Options& options, const std::function<double()>& of_others) {
-        const Pace pace = options.low_latency() ? kShortOperations : kLongOperations;
-        Event start, end;
-        Samples samples;
-        for (unsigned i = 0; i < options.iterations; ++i) {
-            ep_barrier();
-            for (unsigned replay = 0; replay < pace.run_up; ++replay) Launch(env.stream);
-            start.Record(env.stream);
-            for (unsigned replay = 0; replay < pace.replays; ++replay) Launch(env.stream);
-            end.Record(env.stream);
-            EP_REQUIRE_CUDA(cudaStreamSynchronize(env.stream));
-            samples.push_back(end.MicrosecondsSince(start) / (pace.replays * times_) - of_others());
-        }
-        DropFirst(&samples);
-        return SlowestRank(samples);
+    Figures TimeReplays(const EpEnv& env, Pace pace, unsigned iterations,
+                        const std::function<double()>& of_others = NoCodeUs) {
+        return ep_bench::TimeReplays(env, pace, iterations, times_, [&] { Launch(env.stream); }, of_others);
     }
 
     // Of its largest kernel; 0 if the driver does not say.
@@ -72,10 +75,10 @@ class Graph {
 };
 
 struct CastGraphs {
-    CastGraphs(const EpEnv& env, const Options& options, const Calls& calls)
-        : alone(env.stream, options.graph_ops, [&] { calls.call_cast(); }),
-          dispatch(env.stream, options.graph_ops, [&] { calls.CastAndDispatch(); }),
-          pair(env.stream, options.graph_ops, [&] { calls.CastAndPair(); }) {}
+    CastGraphs(const EpEnv& env, unsigned times, const Calls& calls)
+        : alone(env.stream, times, [&] { calls.call_cast(); }),
+          dispatch(env.stream, times, [&] { calls.CastAndDispatch(); }),
+          pair(env.stream, times, [&] { calls.CastAndPair(); }) {}
 
     Graph alone;
     Graph dispatch;  // behind the cast
@@ -83,11 +86,11 @@ struct CastGraphs {
 };
 
 struct Graphs {
-    Graphs(const EpEnv& env, const Options& options, const Calls& calls)
-        : dispatch(env.stream, options.graph_ops, [&] { calls.Dispatch(); }),
-          combine(env.stream, options.graph_ops, [&] { calls.Combine(); }),
-          pair(env.stream, options.graph_ops, [&] { calls.Pair(); }) {
-        if (calls.call_cast) cast.emplace(env, options, calls);
+    Graphs(const EpEnv& env, unsigned times, const Calls& calls)
+        : dispatch(env.stream, times, [&] { calls.Dispatch(); }),
+          combine(env.stream, times, [&] { calls.Combine(); }),
+          pair(env.stream, times, [&] { calls.Pair(); }) {
+        if (calls.call_cast) cast.emplace(env, times, calls);
     }
 
     Graph dispatch;

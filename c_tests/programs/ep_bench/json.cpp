@@ -19,73 +19,12 @@
 // library (mean, and of the rank with most) with gbps from the idle medians. `nccl_alone` times NCCL with the messages
 // of `sent`.
 #include "harness/nodes.h"
+#include "programs/ep_bench/json.h"
 #include "programs/ep_bench/report.h"
 
 namespace ep_bench {
 
-// A value in the form of the file. The functions are members, so that each finds those below it by their types.
-struct Json {
-    std::string text;
-};
-
-static Json To(const Json& json) { return json; }
-
-// Names from drivers and from us contain no control characters.
-static Json To(const std::string& text) {
-    if (text.empty()) return {"null"};
-    std::string json = "\"";
-    for (const char character : text) {
-        if (character == '"' || character == '\\') json += '\\';
-        json += character;
-    }
-    return {json + "\""};
-}
-
-static Json To(const char* text) { return To(std::string(text)); }
-
-template <typename Number, typename = std::enable_if_t<std::is_arithmetic_v<Number>>>
-static Json To(Number number) {
-    if constexpr (std::is_same_v<Number, bool>) return {number ? "true" : "false"};
-    char text[64];
-    snprintf(text, sizeof(text), "%.10g", static_cast<double>(number));
-    return {text};
-}
-
-template <typename Value>
-static Json To(const std::optional<Value>& value) {
-    return value ? To(*value) : Json{"null"};
-}
-
-static Json To(const Tokens& tokens) {
-    std::string json;
-    for (const unsigned number : tokens) json += (json.empty() ? "[" : ", ") + To(number).text;
-    return {json + "]"};
-}
-
-static std::string Members() { return "}"; }
-
-template <typename Value, typename... More>
-static std::string Members(const char* name, const Value& value, const More&... more) {
-    return "\"" + std::string(name) + "\": " + To(value).text + (sizeof...(more) > 0 ? ", " : "") + Members(more...);
-}
-
-// Takes names and values in turn.
-template <typename... All>
-static Json Object(const All&... members) {
-    return {"{" + Members(members...)};
-}
-
-template <typename Value>
-static std::optional<Value> If(bool has, Value value) {
-    return has ? std::optional<Value>(value) : std::nullopt;
-}
-
 // ---- Times -------------------------------------------------------------------------------------
-
-static Json To(const Figures& figures) {
-    return Object("median_us", figures.median_us, "min_us", figures.min_us, "p90_us", figures.p90_us, "p99_us",
-                  figures.p99_us);
-}
 
 static Json To(const CastTimes& times) {
     return Object("alone", times.alone, "dispatch", times.dispatch, "pair", times.pair);

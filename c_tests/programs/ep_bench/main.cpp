@@ -85,7 +85,7 @@ Result RunOne(EpEnv* env, const Options& options, const Tokens& tokens) {
     ep_watchdog_at_case("graphs");
     std::optional<Graphs> graphs;
     if (options.use_cuda_graph) {
-        graphs.emplace(*env, options, session.MakeCalls());
+        graphs.emplace(*env, options.graph_ops, session.MakeCalls());
         timing.graph = TimeGraphs(*env, options, &*graphs);
         if (options.between_code) TimeCold(*env, options, session.MakeCalls(), &timing);
     }

@@ -14,11 +14,10 @@
 #include "harness/nodes.h"
 #include "programs/ep_bench/between/between.h"
 #include "programs/ep_bench/calls.h"
+#include "programs/ep_bench/session.h"
 
 namespace ep_bench {
 namespace {
-
-using HostClock = std::chrono::steady_clock;
 
 // A named range in the profiler's time line, when profiling.
 class Range {
@@ -89,13 +88,6 @@ ReferenceTimes MeasureReference(const EpEnv& env, const Options& options, Sessio
 }
 
 // ---- Every operation from an idle stream, and host time ----------------------------------------
-
-template <typename Call>
-void TimeCall(const Call& call, Samples* samples) {
-    const HostClock::time_point before = HostClock::now();
-    call();
-    samples->push_back(std::chrono::duration<double, std::micro>(HostClock::now() - before).count());
-}
 
 template <typename Operation>
 void TimeFromIdle(const EpEnv& env, Events* events, Operation operation, Samples* samples) {
@@ -198,8 +190,6 @@ unsigned MaxPairsOfBatch(const Options& options) {
     return options.low_latency() ? 4 : 2;
 }
 
-using Enqueue = std::function<void()>;
-
 void RunBatch(const EpEnv& env, const Enqueue& first, const Enqueue& second, std::vector<Events>* events) {
     Gate gate(env.stream);
     for (Events& pair : *events) {
@@ -247,6 +237,9 @@ PacedTimes MeasureQueued(const EpEnv& env, const Options& options, const Calls& 
     return times;
 }
 
+// High-throughput operations are long, so a few replays are enough.
+Pace PaceOf(const Options& options) { return options.low_latency() ? Pace{3, 20} : Pace{1, 4}; }
+
 // Collective. TakeCodeUs of the rank whose code took longest, as the others wait for it in their operations.
 double MostCodeUs() {
     double most = TakeCodeUs();
@@ -292,7 +285,7 @@ OperationTimes MeasureOperations(const EpEnv& env, const Options& options, const
     MeasureIdle(env, options, calls, &times);
     times.queued = MeasureQueued(env, options, calls);
     if (options.use_cuda_graph) {
-        Graphs graphs(env, options, calls);
+        Graphs graphs(env, options.graph_ops, calls);
         times.graph = TimeGraphs(env, options, &graphs);
     }
     return times;
@@ -302,7 +295,7 @@ PacedTimes TimeGraphs(const EpEnv& env, const Options& options, Graphs* graphs,
                       const std::function<double()>& code_us) {
     // With so much code in the graph's operation.
     const auto time = [&](Graph& graph, unsigned codes) {
-        return graph.TimeReplays(env, options, [&] { return codes * code_us(); });
+        return graph.TimeReplays(env, PaceOf(options), options.iterations, [&] { return codes * code_us(); });
     };
     PacedTimes times = {time(graphs->dispatch, 1), time(graphs->combine, 1), time(graphs->pair, 2)};
     if (!graphs->cast) return times;
@@ -328,9 +321,10 @@ void TimeCold(const EpEnv& env, const Options& options, const Calls& calls, Oper
     const double launch_of_queued_us = code_us - MostCodeUs();
     const PacedTimes queued = MeasureQueued(env, options, followed);
     times->cold_queued = Without(launch_of_queued_us + MostCodeUs(), queued);
-    Graphs graphs(env, options, followed);
-    const double launch_us = Graph(env.stream, options.graph_ops, code).TimeReplays(env, options, MostCodeUs).median_us;
-    times->cold = Without(launch_us, TimeGraphs(env, options, &graphs, MostCodeUs));
+    Graphs graphs(env, options.graph_ops, followed);
+    Graph launches(env.stream, options.graph_ops, code);
+    const Figures launch = launches.TimeReplays(env, PaceOf(options), options.iterations, MostCodeUs);
+    times->cold = Without(launch.median_us, TimeGraphs(env, options, &graphs, MostCodeUs));
 }
 
 }  // namespace ep_bench

@@ -6,13 +6,14 @@
 #include <functional>
 #include <optional>
 
-#include "harness/harness.h"
+#include "harness/base.h"
 #include "programs/ep_bench/graph.h"
 #include "programs/ep_bench/options.h"
-#include "programs/ep_bench/session.h"
 #include "programs/ep_bench/stats.h"
 
 namespace ep_bench {
+
+class Session;
 
 // The spans of an iteration of the reference's program:
 //   start -- dispatch -- mid -- host waits -- combine -- end
@@ -84,7 +85,6 @@ Timing Measure(const EpEnv& env, const Options& options, Session* session);
 OperationTimes MeasureOperations(const EpEnv& env, const Options& options, const Calls& calls);
 
 // Collective. `code_us` is asked after each sample for what code behind an operation took.
-inline double NoCodeUs() { return 0; }
 PacedTimes TimeGraphs(const EpEnv& env, const Options& options, Graphs* graphs,
                       const std::function<double()>& code_us = NoCodeUs);
 

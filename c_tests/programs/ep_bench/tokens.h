@@ -3,7 +3,6 @@
 #pragma once
 
 #include <algorithm>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -16,18 +15,10 @@ using Tokens = std::vector<unsigned>;
 
 inline unsigned Largest(const Tokens& tokens) { return *std::max_element(tokens.begin(), tokens.end()); }
 
-// Drops an empty last item: "1," is the list "1".
-inline std::vector<std::string> Split(const std::string& list, char separator) {
-    std::vector<std::string> items;
-    std::istringstream stream(list);
-    for (std::string item; std::getline(stream, item, separator);) items.push_back(item);
-    return items;
-}
-
 // One count per rank. Some may be 0, but not all.
 inline Tokens ReadNumbers(const char* option, const std::string& list, char separator, std::string* error) {
     Tokens tokens;
-    for (const std::string& item : Split(list, separator)) {
+    for (const std::string& item : ep::Split(list, separator)) {
         ep::ReadUnsigned(option, item.c_str(), 0, &tokens.emplace_back(), error);
     }
     if (error->empty() && (tokens.empty() || Largest(tokens) == 0)) {
@@ -53,7 +44,7 @@ inline Tokens ReadTokens(const std::string& list, std::string* error) {
 
 inline std::vector<Tokens> ReadSweep(const std::string& list, std::string* error) {
     std::vector<Tokens> sweep;
-    for (const std::string& item : Split(list, ',')) {
+    for (const std::string& item : ep::Split(list, ',')) {
         const size_t dots = item.find("..");
         if (dots == std::string::npos) {
             sweep.push_back(ReadNumbers("--sweep", item, '/', error));

@@ -11,21 +11,23 @@
 #include <map>
 #include <memory>
 #include <set>
-#include <sstream>
 
 #include "harness/base.h"
+#include "harness/options.hpp"
+#include "programs/ep_bench/graph.h"
+#include "programs/ep_bench/json.h"
 #include "programs/ep_bench/machine.h"
-#include "programs/ep_bench/stats.h"
 
 // For the harness: both modes are everywhere.
 extern "C" bool ep_has_high_throughput(const EpEnv*) { return true; }
 
 namespace {
 
+using ep_bench::Enqueue;
+using ep_bench::Object;
 using ep_bench::Samples;
 using Sizes = std::vector<size_t>;
 using Times = std::map<std::string, ep_bench::Figures>;
-using Work = std::function<void()>;
 
 struct Options {
     unsigned tokens = 4096, hidden = 7168, experts = 256, top_k = 8, alignment = 1, iters = 8, ops = 10, memory = 0;
@@ -195,62 +197,33 @@ class Session {
     const Load load;
 };
 
-// Times `play`, which is --ops operations, after playing it once more, during which the host runs ahead.
-ep_bench::Figures Time(const EpEnv& env, const Options& options, const Work& play) {
-    cudaEvent_t start, end;
-    EP_REQUIRE_CUDA(cudaEventCreate(&start));
-    EP_REQUIRE_CUDA(cudaEventCreate(&end));
-    Samples samples;
-    for (unsigned i = 0; i <= options.iters; ++i) {
-        ep_barrier();
-        play();
-        EP_REQUIRE_CUDA(cudaEventRecord(start, env.stream));
-        play();
-        EP_REQUIRE_CUDA(cudaEventRecord(end, env.stream));
-        EP_REQUIRE_CUDA(cudaStreamSynchronize(env.stream));
-        float milliseconds = 0;
-        EP_REQUIRE_CUDA(cudaEventElapsedTime(&milliseconds, start, end));
-        samples.push_back(1e3 * static_cast<double>(milliseconds) / options.ops);
+// In a graph, where something can be captured.
+ep_bench::Figures TimeGraph(const EpEnv& env, const Options& options, const Enqueue& call) {
+    constexpr ep_bench::Pace kPace = {1, 1};
+    const unsigned iterations = options.iters + 1;
+    if (!ep_on_host_backend()) {
+        return ep_bench::Graph(env.stream, options.ops, call).TimeReplays(env, kPace, iterations);
     }
-    ep_bench::DropFirst(&samples);
-    return ep_bench::SlowestRank(samples);
+    const auto play = [&] {
+        for (unsigned i = 0; i < options.ops; ++i) call();
+    };
+    return ep_bench::TimeReplays(env, kPace, iterations, options.ops, play);
 }
 
-// The same in a graph, where something can be captured.
-ep_bench::Figures TimeGraph(const EpEnv& env, const Options& options, const Work& play) {
-    if (ep_on_host_backend()) return Time(env, options, play);
-    cudaGraph_t graph;
-    cudaGraphExec_t executable;
-    EP_REQUIRE_CUDA(cudaStreamBeginCapture(env.stream, cudaStreamCaptureModeThreadLocal));
-    play();
-    EP_REQUIRE_CUDA(cudaStreamEndCapture(env.stream, &graph));
-    EP_REQUIRE_CUDA(cudaGraphInstantiate(&executable, graph, 0));
-    const auto figures = Time(env, options, [&] { EP_REQUIRE_CUDA(cudaGraphLaunch(executable, env.stream)); });
-    EP_REQUIRE_CUDA(cudaGraphExecDestroy(executable));
-    EP_REQUIRE_CUDA(cudaGraphDestroy(graph));
-    return figures;
-}
-
-ep_bench::Figures TimeHost(const EpEnv& env, const Options& options, const Work& call) {
+ep_bench::Figures TimeHost(const EpEnv& env, const Options& options, const Enqueue& call) {
     Samples samples;
     for (unsigned i = 1; i <= 8 * options.iters; ++i) {
-        const double start = ep_seconds();
-        call();
-        samples.push_back(1e6 * (ep_seconds() - start));
+        ep_bench::TimeCall(call, &samples);
         if (i % 8 == 0) EP_REQUIRE_CUDA(cudaStreamSynchronize(env.stream));
     }
     return ep_bench::SlowestRank(samples);
 }
 
-std::string Json(const Times& times) {
-    std::string json;
-    for (const auto& [name, it] : times) {
-        char text[128];
-        snprintf(text, sizeof(text), R"("%s": {"median_us": %.4f, "min_us": %.4f, "p99_us": %.4f})", name.c_str(),
-                 it.median_us, it.min_us, it.p99_us);
-        json += (json.empty() ? "{" : ", ") + std::string(text);
-    }
-    return json + "}";
+std::string Today() {
+    char date[16];
+    const time_t now = time(nullptr);
+    strftime(date, sizeof(date), "%F", gmtime(&now));
+    return date;
 }
 
 // One run of the file: a layout with one budget of SMs.
@@ -260,33 +233,25 @@ std::string Run(const EpEnv& env, const Options& options, const std::string& lay
     const ep_bench::Machine machine = ep_bench::DescribeMachine(env);
     const int budget = sms == "auto" ? 0 : sms == "all" ? machine.multiprocessors : std::stoi(sms);
     Session session(env, options, layout, static_cast<unsigned>(budget));
-    const std::map<std::string, Work> calls = {{"dispatch", [&] { session.Dispatch(); }},
-                                               {"combine", [&] { session.Combine(); }},
-                                               {"pair", [&] { session.Dispatch(), session.Combine(); }},
-                                               {"update", [&] { session.Update(); }}};
+    const std::map<std::string, Enqueue> calls = {{"dispatch", [&] { session.Dispatch(); }},
+                                                  {"combine", [&] { session.Combine(); }},
+                                                  {"pair", [&] { session.Dispatch(), session.Combine(); }},
+                                                  {"update", [&] { session.Update(); }}};
     Times graph, host;
     for (const auto& [name, call] : calls) {
         if (name == "update" && !ht) continue;
-        const auto play = [&, call = call] {
-            for (unsigned i = 0; i < options.ops; ++i) call();
-        };
-        graph[name] = TimeGraph(env, options, play);
+        graph[name] = TimeGraph(env, options, call);
         host[name] = TimeHost(env, options, call);
     }
-    char date[16];
-    const time_t now = time(nullptr);
-    strftime(date, sizeof(date), "%F", gmtime(&now));
-    std::ostringstream json;
-    json << R"({"date": ")" << date << R"(", "command": ")" << command << R"(", "machine": {"gpu": ")"
-         << machine.gpu << R"(", "nccl": )" << machine.nccl << R"(, "multiprocessors": )" << machine.multiprocessors
-         << R"(}, "config": {"interface": "later", "algorithm": ")" << layout.substr(0, 2) << R"(", "layout": ")"
-         << layout.substr(3) << R"(", "backend": ")" << (ep_on_hostsim() ? "host" : "cuda") << R"(", "ranks": )"
-         << env.size << R"(, "hidden": )" << options.hidden << R"(, "top_k": )" << options.top_k << R"(, "experts": )"
-         << options.experts << R"(, "masked": )" << (ht ? 0 : 10) << R"(, "routing": "uniform", "alignment": )"
-         << options.alignment << R"(, "channels": )" << (budget == 0 ? "null" : std::to_string(budget / 2))
-         << R"(, "dtype": "bfloat16"}, "results": [{"tokens": )" << options.tokens << R"(, "wrong_rows": null, )"
-         << R"("wire_rows_in_max": )" << session.load.rows << R"(, "wire_rows_out_max": )" << session.load.rows
-         << R"(, "graph": )" << Json(graph) << R"(, "host_call": )" << Json(host) << "}]}";
+    const auto about = Object("gpu", machine.gpu, "nccl", machine.nccl, "multiprocessors", machine.multiprocessors);
+    const auto config = Object(
+        "interface", "later", "algorithm", layout.substr(0, 2), "layout", layout.substr(3), "backend",
+        ep_on_hostsim() ? "host" : "cuda", "ranks", env.size, "hidden", options.hidden, "top_k", options.top_k,
+        "experts", options.experts, "masked", ht ? 0 : 10, "routing", "uniform", "alignment", options.alignment,
+        "channels", ep_bench::If(budget != 0, budget / 2), "dtype", "bfloat16");
+    const auto result = Object("tokens", options.tokens, "wrong_rows", ep_bench::Json{"null"}, "wire_rows_in_max",
+                               session.load.rows, "wire_rows_out_max", session.load.rows, "graph", graph, "host_call",
+                               host);
     const auto us = [&](Times& times, const char* name) { return times[name].median_us; };
     if (env.rank == 0) {
         printf("%-9s SMs %-4s slots %-6zu graph: dispatch %6.1f combine %6.1f pair %6.1f update %5.1f, host: %.2f %.2f "
@@ -295,22 +260,16 @@ std::string Run(const EpEnv& env, const Options& options, const std::string& lay
                us(host, "pair"), us(host, "update"));
         fflush(stdout);
     }
-    return json.str();
-}
-
-std::vector<std::string> Split(const char* list) {
-    std::vector<std::string> names;
-    std::istringstream stream(list);
-    for (std::string name; std::getline(stream, name, ',');) names.push_back(name);
-    return names;
+    return Object("date", Today(), "command", command, "machine", about, "config", config, "results",
+                  ep_bench::Json{"[" + result.text + "]"}).text;
 }
 
 bool Fit(const Options& options, unsigned ranks) {
     static const std::set<std::string> kLayouts = {"ht-flat", "ht-expert", "ll-expert", "ll-rank"};
-    for (const std::string& layout : Split(options.layouts)) {
+    for (const std::string& layout : ep::Split(options.layouts, ',')) {
         if (kLayouts.count(layout) == 0) return false;
     }
-    for (const std::string& sms : Split(options.sms)) {
+    for (const std::string& sms : ep::Split(options.sms, ',')) {
         const bool is_number = sms.size() <= 5 && sms.find_first_not_of("0123456789") == std::string::npos;
         if (sms.empty() || (sms != "auto" && sms != "all" && !is_number)) return false;
     }
@@ -340,8 +299,8 @@ int main(int argc, char** argv) {
     EP_REQUIRE(env.rank != 0 || options.json == nullptr || file != nullptr);
     std::string runs, command = "mpirun -np " + std::to_string(env.size) + " ep_bench_2";
     for (int i = 1; i < argc; ++i) command += std::string(" ") + argv[i];
-    for (const std::string& layout : Split(options.layouts)) {
-        for (const std::string& sms : Split(options.sms)) {
+    for (const std::string& layout : ep::Split(options.layouts, ',')) {
+        for (const std::string& sms : ep::Split(options.sms, ',')) {
             runs += (runs.empty() ? "" : ",\n") + Run(env, options, layout, sms, command);
         }
     }

@@ -199,8 +199,10 @@ def _rail_peers() -> Any:
     sheet.arrow((peer[0] + 60, peer[1] + 4), (far[0] + 45, far[1] - 14), _COLOURS["a"])
     sheet.text(365, 92, "network", 11)
     sheet.text(635, 140, "NVLink", 11)
-    sheet.text(30, 290, "Rank 0 sends a token for experts on ranks 4 and 5 to its rail peer, rank 3, alone. Dashed: rails.")
-    sheet.text(30, 312, "Combine goes back the same way: rank 3 sums what its node has for the token, and sends one row.")
+    sheet.text(30, 290,
+               "Rank 0 sends a token for experts on ranks 4 and 5 to its rail peer, rank 3, alone. Dashed: rails.")
+    sheet.text(30, 312,
+               "Combine goes back the same way: rank 3 sums what its node has for the token, and sends one row.")
     return sheet.figure
 
 
@@ -225,4 +227,5 @@ def _staged() -> Any:
 
 
 # By the picture's name.
-DRAW = {"rail-peers": _rail_peers, "staged": _staged, "dispatch-combine": _dispatch_combine, "layout-ll": _layout_ll, "layout-ht": _layout_ht}
+DRAW = {"rail-peers": _rail_peers, "staged": _staged, "dispatch-combine": _dispatch_combine,
+        "layout-ll": _layout_ll, "layout-ht": _layout_ht}

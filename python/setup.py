@@ -29,7 +29,7 @@ def manylinux() -> str:
 
 
 def version() -> str:
-    """That of the package, with the CUDA that compiled the kernels inside, as 0.1.0+cu130: it is in the wheel's name."""
+    """That of the package, with the CUDA that compiled the kernels inside, as 0.1.0+cu130; the wheel's name has it."""
     number = re.search(r'__version__ = "(.*)"', (_PACKAGE / "__init__.py").read_text())[1]
     built = _LIBRARY.exists() and re.search(rb"NCCL EP version [^+]+\+cuda([\d.]+)", _LIBRARY.read_bytes())
     return f"{number}+cu{built[1].decode().replace('.', '')}" if built else number

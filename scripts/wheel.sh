@@ -20,7 +20,10 @@ cp "$NCCL_EP_ROOT/LICENSE" "$source/deep-ep"
 "$NCCL_EP_ROOT/scripts/third_party.py" "$source/NOTICE-THIRD-PARTY.txt"
 rm -rf "$source"/{tests,build,nccl_ep.egg-info}
 export PYTHONPATH="$NCCL_EP_DEPS/wheel"
-(cd "$source" && python3 -c "from setuptools.build_meta import build_sdist; build_sdist('$(realpath -m "$folder")')") >/dev/null
+(
+    absolute=$(realpath -m "$folder")
+    cd "$source" && python3 -c "from setuptools.build_meta import build_sdist; build_sdist('$absolute')"
+) >/dev/null
 for library in libnccl_ep.so libncclep_hostsim.so; do
     install -D -m 755 "${NCCL_EP_LIBRARIES:-$NCCL_EP_RELEASE}/$library" "$source/nccl_ep/lib/$library"
     "${NCCL_EP_TOOLS}strip" --strip-unneeded "$source/nccl_ep/lib/$library"

@@ -1,7 +1,7 @@
 //! Every environment variable that the library reads, as one immutable struct.
 //!
-//! A group reads it once, at its creation; `log` and `nvtx` once per process. Only `nccl::network` reads another variable,
-//! which NCCL itself takes from the environment. `docs/env.md` lists the same names; a test compares.
+//! A group reads it once, at its creation; `log` and `nvtx` once per process. Only `nccl::network` reads another
+//! variable, which NCCL itself takes from the environment. `docs/env.md` lists the same names; a test compares.
 
 mod later;
 

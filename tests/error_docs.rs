@@ -1,5 +1,5 @@
-//! `docs/errors.md` lists every refusal, the sources produce no others, the C tests provoke each, and the other documents
-//! quote no others.
+//! `docs/errors.md` lists every refusal, the sources produce no others, the C tests provoke each, and the other
+//! documents quote no others.
 //!
 //! A literal such as "must be {what}" is a pattern: braces match anything, in the sources and in the tables.
 

@@ -1,5 +1,5 @@
-//! Boundaries inside the core: dependencies point down only and form no circle, `unsafe` stays at the edges, and no text
-//! has a name that only callers of an ABI know.
+//! Boundaries inside the core: dependencies point down only and form no circle, `unsafe` stays at the edges, and no
+//! text has a name that only callers of an ABI know.
 //!
 //! Crates enforce the coarse rules: no ABI sees the inside of another, and the core sees none. The table has the rules
 //! that crates cannot enforce; `docs/architecture.md` explains it, and this test compares it with the sources. Unit

@@ -1,5 +1,5 @@
 //! No source file over 400 lines, no function of C or C++ over 60 (clippy checks those of Rust,
-//! scripts/testing/selftest.py those of Python).
+//! scripts/testing/selftest.py those of Python), no line over 120 columns.
 //!
 //! Longer ones have more than one reason to exist, and nobody reads them in one go.
 
@@ -9,9 +9,11 @@ mod sources;
 
 const MAX_FILE: usize = 400;
 const MAX_FUNCTION: usize = 60;
+const MAX_LINE: usize = 120;
 
-const DIRECTORIES: [&str; 10] =
-    ["src", "abi", "hostsim", "cuda", "c_tests", "scripts", "tests", "include", "python", "examples"];
+const DIRECTORIES: [&str; 11] =
+    ["src", "abi", "hostsim", "cuda", "c_tests", "scripts", "tests", "include", "python", "examples", "bench"];
+const DOCUMENTS: [&str; 4] = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"];
 const ENDINGS: [&str; 9] = [".rs", ".cu", ".cuh", ".c", ".h", ".cpp", ".hpp", ".py", ".sh"];
 
 /// Generated: the interfaces of all functions with their documentation.
@@ -21,18 +23,29 @@ fn too_long(lines: impl Iterator<Item = (String, usize)>, most: usize) -> Vec<St
     lines.filter(|(_, count)| *count > most).map(|(name, count)| format!("{name}: {count} lines")).collect()
 }
 
+/// Names and texts of all files.
+fn files() -> impl Iterator<Item = (String, String)> {
+    let files = DIRECTORIES.iter().flat_map(|directory| sources::files(directory, &ENDINGS));
+    files.filter(|file| !EXEMPT.contains(&file.as_str())).map(|file| (file.clone(), sources::read(&file)))
+}
+
 #[test]
 fn no_file_is_over_the_limit() {
-    let counts = DIRECTORIES
-        .iter()
-        .flat_map(|directory| sources::files(directory, &ENDINGS))
-        .filter(|file| !EXEMPT.contains(&file.as_str()))
-        .map(|file| {
-            let lines = sources::read(&file).lines().count();
-            (file, lines)
-        });
-    let found = too_long(counts, MAX_FILE);
+    let found = too_long(files().map(|(file, text)| (file, text.lines().count())), MAX_FILE);
     assert!(found.is_empty(), "over {MAX_FILE} lines: {found:#?}");
+}
+
+#[test]
+fn no_line_is_over_the_limit() {
+    // Rows of tables, and what documents show in blocks, have no other place to end.
+    let is_long = |line: &&str| !line.starts_with('|') && line.chars().count() > MAX_LINE;
+    let prose = |text: String| text.split("```").step_by(2).collect();
+    let documents = sources::files("docs", &[".md"]).into_iter().chain(DOCUMENTS.map(str::to_owned));
+    let documents = documents.map(|file| (file.clone(), prose(sources::read(&file))));
+    for (file, text) in files().chain(documents) {
+        let found: Vec<&str> = text.lines().filter(is_long).collect();
+        assert!(found.is_empty(), "{file}: over {MAX_LINE} columns: {found:#?}");
+    }
 }
 
 /// First lines and lengths of C and C++ functions, including member functions: in Google style a function's brace is in
@@ -76,13 +89,16 @@ fn no_c_function_is_over_the_limit() {
 
 #[test]
 fn a_function_is_counted_from_its_first_line_to_its_brace() {
-    let source = "struct alignas(4) A {\n    int a;\n};\n\nstatic int f(int x,\n             int y) {\n    return x + y;\n}\n\nint b;\n";
+    let source = "struct alignas(4) A {\n    int a;\n};\n\n\
+                  static int f(int x,\n             int y) {\n    return x + y;\n}\n\nint b;\n";
     assert_eq!(functions(source), [("static int f(int x,".to_owned(), 4)]);
 }
 
 #[test]
 fn functions_of_the_device_and_of_types_are_counted() {
-    let source = "__device__ void f() {\n    g();\n}\n\nclass A {\n   public:\n    __device__ explicit A(int a)\n        : a_(a) {\n        g();\n    }\n    ~A();\n\n   private:\n    int a_;\n};\n";
+    let source = "__device__ void f() {\n    g();\n}\n\nclass A {\n   public:\n    \
+                  __device__ explicit A(int a)\n        : a_(a) {\n        g();\n    }\n    ~A();\n\n   \
+                  private:\n    int a_;\n};\n";
     let found = [("__device__ void f() {".to_owned(), 3), ("__device__ explicit A(int a)".to_owned(), 4)];
     assert_eq!(functions(source), found);
 }

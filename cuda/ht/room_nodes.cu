@@ -2,9 +2,9 @@
 // rank keeps. Runs after ht_route_nodes, which has counted the rows that come to this rank, and after the messages in
 // which the remote ranks that it forwards for have sent their counts.
 //
-// Grid: one block. It tells each rank of the node how many of its rows stay at each rank that this one forwards for, and
-// whether that one drops any, and hears the same of all ranks of the group, each from its forwarder here. The host takes
-// out what does not stay and, if any rank drops some, lets all ranks route again.
+// Grid: one block. It tells each rank of the node how many of its rows stay at each rank that this one forwards for,
+// and whether that one drops any, and hears the same of all ranks of the group, each from its forwarder here. The host
+// takes out what does not stay and, if any rank drops some, lets all ranks route again.
 //
 // Packets have the epoch of ht_route_nodes and lie where ht_zones has its own: zones.cu says why nobody reads there any
 // more. After a failure nobody sends.

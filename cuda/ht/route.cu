@@ -126,8 +126,8 @@ __device__ __forceinline__ void for_tokens(const Block& block, uint32_t first, u
     }
 }
 
-// Counts the block's tokens [first, last), for each expert and, by warp, for each rank, and keeps their ids for a handle
-// that wants them. All threads call it, behind a barrier.
+// Counts the block's tokens [first, last), for each expert and, by warp, for each rank, and keeps their ids for a
+// handle that wants them. All threads call it, behind a barrier.
 __device__ void count_tokens(const Block& block, uint32_t first, uint32_t last) {
     uint32_t* of_warp = block.shared.of_warp[warp_idx()];
     int64_t* kept = block.params.kept_ids;

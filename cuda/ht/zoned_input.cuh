@@ -121,7 +121,8 @@ struct PartSum {
 
 // Calls `store(offset, bytes, sum)` for all parts of a row.
 template <typename Type, bool kIsHome, typename Store>
-__device__ __forceinline__ void sum_row(const Addends& addends, uint32_t row_bytes, ZonedBuffers& buffers, Store store) {
+__device__ __forceinline__ void sum_row(const Addends& addends, uint32_t row_bytes, ZonedBuffers& buffers,
+                                        Store store) {
     const bool is_empty = !addends.slots.any() && !addends.before.any() && !addends.behind.any();
     AddendsAhead ahead(addends, is_empty ? 0 : row_bytes);
 #pragma unroll 1

@@ -113,7 +113,8 @@ __device__ void store_slot(const Block& block, uint32_t row, uint32_t data, uint
     const HtZones& zones = block.params.zones;
     uint32_t* slots = zones.slots + uint64_t{row} * zones.most_slots;
     const uint32_t before = (data >> kZoneBeforeShift) % HT_MAX_TOP_K + LaneMask{data & ((1u << bit) - 1)}.count();
-    const uint32_t later = (data >> kZoneMoreShift) << HT_ZONE_WORD_EXPERTS | (data & ((1u << HT_ZONE_WORD_EXPERTS) - 1));
+    const uint32_t later =
+        (data >> kZoneMoreShift) << HT_ZONE_WORD_EXPERTS | (data & ((1u << HT_ZONE_WORD_EXPERTS) - 1));
     if (before < zones.most_slots) {
         slots[before] = slot < zones.limit ? slot : HT_DROPPED;
     }

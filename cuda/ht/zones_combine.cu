@@ -1,5 +1,5 @@
-// High-throughput combine of rows that lie by expert in the input. As combine.cu, but a sending warp sums the slots of a
-// row, rounds the sum and sends that, and the own rank's part of a token is such a sum as well.
+// High-throughput combine of rows that lie by expert in the input. As combine.cu, but a sending warp sums the slots of
+// a row, rounds the sum and sends that, and the own rank's part of a token is such a sum as well.
 
 #include "../base/entry.cuh"
 #include "combine_run.cuh"

@@ -75,8 +75,8 @@ __device__ __forceinline__ void receive_all(const Block<Op>& block, const Share&
     }
 }
 
-// `notify` begins and tells the peers of a part of the tokens; `hear` hears what all tell; `take` takes a chunk of a token
-// of any rank, or says what is late.
+// `notify` begins and tells the peers of a part of the tokens; `hear` hears what all tell; `take` takes a chunk of a
+// token of any rank, or says what is late.
 template <typename Op, typename Notify, typename Hear, typename Take>
 __device__ __forceinline__ void run_few(const LlDispatchParams& params, const typename Op::Rows& rows, Notify notify,
                                         Hear hear, Take take) {

@@ -48,7 +48,7 @@ struct PlainRows {
     }
 };
 
-// What all kinds with scales have in common, with the most accesses of payload and of scales that a lane has in a chunk.
+// What all kinds with scales have in common, with the most accesses of payload and of scales of a lane in a chunk.
 template <uint32_t kVecs, uint32_t kScaleVecs>
 struct ScaledKind {
     static constexpr bool kScaled = true;

@@ -149,8 +149,8 @@ __device__ __forceinline__ void receive_entries(const Block& block, uint32_t sou
     }
 }
 
-// A warp takes the scales of the block's rows from `source`, if they are in part `part`, once it is known how many there
-// are: polls before that delay the rows.
+// A warp takes the scales of the block's rows from `source`, if they are in part `part`, once it is known how many
+// there are: polls before that delay the rows.
 __device__ __forceinline__ void receive_scales(const Block& block, const ScaledRows& rows, uint32_t source,
                                                uint32_t part) {
     const RowFrom first = {&block.shared.rows_from[source], source, 0};

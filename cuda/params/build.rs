@@ -93,8 +93,8 @@ const FILES: [File; 8] = [
     File {
         name: "ht_nodes",
         base: Some("ht.h"),
-        sizes: sizes![ht_nodes: HtNodes HtForwarded HtOrigin HtNodesMemory HtRouteNodesParams HtRoomNodesParams HtPlaceParams HtMessages
-            HtHeaderParams HtPackParams HtScaledPackParams HtStage HtDispatchNodesParams
+        sizes: sizes![ht_nodes: HtNodes HtForwarded HtOrigin HtNodesMemory HtRouteNodesParams HtRoomNodesParams
+            HtPlaceParams HtMessages HtHeaderParams HtPackParams HtScaledPackParams HtStage HtDispatchNodesParams
             HtScaledDispatchNodesParams HtPartials HtCombineNodesParams],
     },
 ];

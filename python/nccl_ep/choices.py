@@ -30,8 +30,8 @@ _OF_OPERATION: dict[OperationName, tuple[VariantName, ...]] = {
 class Choice:
     """A variant and a launch shape; what is None or 0 is left to the library.
 
-    `blocks`, an SM each, of which `send_blocks` send; `threads` of a block. `in_order`: the kernel is not launched while
-    the one before it on its stream runs, as kernels of LL on one node otherwise are.
+    `blocks`, an SM each, of which `send_blocks` send; `threads` of a block. `in_order`: the kernel is not launched
+    while the one before it on its stream runs, as kernels of LL on one node otherwise are.
     """
 
     variant: VariantName | None = None

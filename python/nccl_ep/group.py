@@ -211,9 +211,9 @@ class EpGroup(Generic[Mode]):
     def open_handle(self, *, expert_alignment: int = 0, max_rows: int | None = None) -> EpHandle[Mode]:
         """A handle without a routing, which `EpHandle.update` gives it; local.
 
-        In HT the update can be captured in a CUDA graph, and with `expert_alignment`, a power of two, rows lie by expert:
-        `EpHandle` says how. That needs max_tokens_per_rank. Of rows by expert those beyond `max_rows`, if given, are
-        dropped: they add nothing to a combine. It may differ between ranks.
+        In HT the update can be captured in a CUDA graph, and with `expert_alignment`, a power of two, rows lie by
+        expert: `EpHandle` says how. That needs max_tokens_per_rank. Of rows by expert those beyond `max_rows`, if
+        given, are dropped: they add nothing to a combine. It may differ between ranks.
         """
         if torch.compiler.is_compiling():
             raise RuntimeError("open_handle: not in code that is compiled; open the handle before, and update it there")

@@ -122,8 +122,8 @@ class Heap:
 
 @functools.cache
 def _allocator(library: str) -> Any:
-    """Torch's side of the library's two functions. Tensors may outlive their group, and before torch 2.11 a pool does not
-    keep its allocator; so it stays."""
+    """Torch's side of the library's two functions. Tensors may outlive their group, and before torch 2.11 a pool does
+    not keep its allocator; so it stays."""
     return torch.cuda.memory.CUDAPluggableAllocator(library, "ncclEpPoolAlloc", "ncclEpPoolFree")
 
 

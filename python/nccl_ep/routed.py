@@ -28,8 +28,9 @@ _LONGEST_WAIT = 100  # milliseconds
 class Routed(Generic[Mode]):
     """The base of `EpHandle`."""
 
-    def __init__(self, group: EpGroup[Mode], topk_idx: torch.Tensor | None = None, *, counts: torch.Tensor | None = None,
-                 stream: Any = None, expert_alignment: int | None = None, max_rows: int | None = None) -> None:
+    def __init__(self, group: EpGroup[Mode], topk_idx: torch.Tensor | None = None, *,
+                 counts: torch.Tensor | None = None, stream: Any = None, expert_alignment: int | None = None,
+                 max_rows: int | None = None) -> None:
         """For these ids; with an `expert_alignment`, even 0, without a routing."""
         self._handle: Any = None
         self._staged: list[torch.Tensor] = []

@@ -48,8 +48,8 @@ class Problem:
     """
 
     def __init__(self, rank: int, size: int, *, tokens: int = 9, hidden: int = 16, top_k: int = 3,
-                 experts_per_rank: int = 3, dtype: torch.dtype = torch.float32,
-                 masked: bool = False, repeated: bool = False, device: torch.device | str = "cpu", seed: int = 1) -> None:
+                 experts_per_rank: int = 3, dtype: torch.dtype = torch.float32, masked: bool = False,
+                 repeated: bool = False, device: torch.device | str = "cpu", seed: int = 1) -> None:
         random = torch.Generator().manual_seed(seed)
         self.rank, self.size = rank, size
         self.device, self.dtype, self.hidden = torch.device(device), dtype, hidden
@@ -151,7 +151,7 @@ class Problem:
         return Dense(output.detach(), tokens.grad, weights.grad, experts.grad)
 
     def backward(self, output: torch.Tensor, retain_graph: bool = False) -> None:
-        """The backward of an output whose gradient is this rank's. By a loss: for a gradient torch loads its compiler."""
+        """The backward of an output whose gradient is this rank's. By a loss: for one torch loads its compiler."""
         (output.float() * self.grad.float()).sum().backward(retain_graph=retain_graph)
 
     def check(self, output: torch.Tensor, experts: torch.Tensor | None = None) -> None:

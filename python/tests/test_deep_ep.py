@@ -335,7 +335,8 @@ def test_what_other_ranks_would_wait_for(buffer, problem, device, monkeypatch):
     for call, text in (
             (lambda: buffer.dispatch(tokens.flatten(), topk_weights=weights, **routing), "x: has shape"),
             (lambda: buffer.dispatch(tokens, topk_weights=weights.double(), **routing), "topk_weights: has type"),
-            (lambda: buffer.dispatch((tokens, weights[:, :1].t()), topk_weights=weights, **routing), "scales: has shape"),
+            (lambda: buffer.dispatch((tokens, weights[:, :1].t()), topk_weights=weights, **routing),
+             "scales: has shape"),
             (lambda: buffer.combine(rows, handle, bias=rows.new_ones(1, 256)), r"bias: has shape \[1, 256\]")):
         with pytest.raises(ValueError, match=text):
             call()

@@ -35,7 +35,8 @@ def test_an_update_is_another_routing(group, size, world, device, algorithm):
         have, want = (each.dispatch(problem.tokens, weights) for each in (handle, other))
         if algorithm == "ll":
             assert torch.equal(have.counts, want.counts)
-            assert torch.equal(handle.combine(have.tokens, problem.weights), other.combine(want.tokens, problem.weights))
+            assert torch.equal(handle.combine(have.tokens, problem.weights),
+                               other.combine(want.tokens, problem.weights))
             continue
         assert all(map(torch.equal, have[2:4], want[2:4])) and torch.equal(have.tokens, want.tokens)
         assert counts.tolist() == [(want.topk_idx == each).sum().item() for each in range(3)]

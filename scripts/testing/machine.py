@@ -13,8 +13,8 @@ import unittest
 
 from testing.step import ROOT
 
-_NOT_ON_EVERY_MACHINE = ("aarch64-linux-gnu-g++", "aarch64-linux-gnu-gcc", "apt-get", "cmake", "mpicc", "mpirun", "nvcc",
-                         "nvidia-smi", "qemu-aarch64", "sudo")
+_NOT_ON_EVERY_MACHINE = ("aarch64-linux-gnu-g++", "aarch64-linux-gnu-gcc", "apt-get", "cmake", "mpicc", "mpirun",
+                         "nvcc", "nvidia-smi", "qemu-aarch64", "sudo")
 NVCC = "echo 'Cuda compilation tools, release 13.0, V13.0.88'"
 
 

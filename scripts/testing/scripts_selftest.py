@@ -116,7 +116,8 @@ class Setup(unittest.TestCase):
             try:
                 return subprocess.run(
                     ("bash", "-c", f". scripts/env.sh && {command}"), cwd=machine.root,
-                    env={"PATH": f"{machine.tools}:{os.defpath}", "CARGO_TARGET_DIR": str(build), "NCCL_EP_CUDA": "off"},
+                    env={"PATH": f"{machine.tools}:{os.defpath}", "CARGO_TARGET_DIR": str(build),
+                         "NCCL_EP_CUDA": "off"},
                     stdout=subprocess.PIPE, text=True, check=True, **other).stdout
             except OSError:
                 self.skipTest("nothing can run as another user here")

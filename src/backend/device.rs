@@ -39,8 +39,8 @@ pub trait StreamMark: Send {
     fn is_over(&self) -> Result<bool>;
 }
 
-/// Limits the wait for a group's last operations to `limit`, and to half of it if the work ahead of them on their stream
-/// may be an exchange that `is_hung`. They have their own deadline once they run, so `limit` is twice that.
+/// Limits the wait for a group's last operations to `limit`, and to half of it if the work ahead of them on their
+/// stream may be an exchange that `is_hung`. They have their own deadline once they run, so `limit` is twice that.
 pub fn check_patience(waited: Duration, limit: Duration, is_hung: impl FnOnce() -> bool) -> Result<()> {
     let text = if waited > limit / 2 && is_hung() {
         "its operations are behind an exchange that a lost rank never joined".to_owned()

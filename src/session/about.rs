@@ -102,7 +102,8 @@ mod tests {
         };
         let line = "cuda backend, rank 3 of 16 on 2 nodes, NCCL 2.28.9 from /lib/libnccl.so.2, \
                     low latency, 256 experts, rows of 14336 bytes, at most 128 tokens of a rank, \
-                    windows of 8 MiB, waits of at most 2500 ms, combines reduce, sums of nodes invariant, checks, no programmatic launches, tuning file times.json";
+                    windows of 8 MiB, waits of at most 2500 ms, combines reduce, sums of nodes invariant, \
+                    checks, no programmatic launches, tuning file times.json";
         assert_eq!(about.to_string(), line);
         about.backend.tuned = false;
         assert_eq!(about.to_string(), format!("{line} not in use"));

@@ -37,7 +37,8 @@ fn the_tuning_file_comes_behind_both() {
     let learned = Learned::parse(
         &serde_json::from_str::<Vec<_>>(
             r#"[
-            {"operation": "ll_combine", "tokens": 8, "variant": "ll.exact", "blocks": 24, "threads": 512, "send_blocks": 8},
+            {"operation": "ll_combine", "tokens": 8, "variant": "ll.exact", "blocks": 24, "threads": 512,
+             "send_blocks": 8},
             {"operation": "ll_dispatch", "tokens": 8, "blocks": 200, "threads": 512, "send_blocks": 8}]"#,
         )
         .unwrap(),

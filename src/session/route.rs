@@ -37,7 +37,7 @@ impl Own<'_> {
 pub(super) struct Routed<B: ?Sized> {
     pub(super) routing: Routing,
     pub(super) backend: Box<B>,
-    /// The rows that a dispatch delivers here, as the caller was last told: a replayed update brings others. At first 0.
+    /// The rows that a dispatch delivers here, as the caller was last told: replayed updates bring others. At first 0.
     pub(super) told: AtomicUsize,
 }
 

@@ -156,7 +156,8 @@ needs_later() { readelf -d "$1" | grep -q 'NEEDED.*\[libnccl_ep\.so\.0\]'; }
 
 # As TransformerEngine's library looks for it by NCCL_EP_HOME.
 is_a_home() {
-    readelf -d "$1/lib/libnccl_ep.so.0" | grep -q 'SONAME.*\[libnccl_ep\.so\.0\]' && [ -f "$1/include/nccl_ep/ep_enums.h" ]
+    readelf -d "$1/lib/libnccl_ep.so.0" | grep -q 'SONAME.*\[libnccl_ep\.so\.0\]' &&
+        [ -f "$1/include/nccl_ep/ep_enums.h" ]
 }
 
 with_later_interface() {

@@ -14,8 +14,8 @@ same_tarball() { make_release "$work/again" && cmp "$work"/{files,again}/nccl_ep
 sums_fit() { (cd "$work/files" && sha256sum -c SHA256SUMS && [ "$(wc -l <SHA256SUMS)" = 4 ]); }
 unpacks() { tar -C "$work" -xzf "$work"/files/nccl_ep-*-linux-*.tar.gz && mv "$work"/nccl_ep-* "$work/some where"; }
 has_all() {
-    cd "$work/some where" && ls LICENSE THIRD-PARTY.txt README.md CHANGELOG.md SECURITY.md docs/guide/README.md include/nccl_ep.{h,hpp} \
-        lib/libnccl_ep.{a,so} lib/pkgconfig/nccl_ep.pc lib/cmake/nccl_ep/nccl_ep-config.cmake \
+    cd "$work/some where" && ls LICENSE THIRD-PARTY.txt README.md CHANGELOG.md SECURITY.md docs/guide/README.md \
+        include/nccl_ep.{h,hpp} lib/libnccl_ep.{a,so} lib/pkgconfig/nccl_ep.pc lib/cmake/nccl_ep/nccl_ep-config.cmake \
         lib/nccl_ep_2/libnccl_ep.{a,so.0} lib/pkgconfig/nccl_ep_2.pc include/nccl_ep_2/nccl_ep/ep_enums.h
 }
 builds_an_example() {

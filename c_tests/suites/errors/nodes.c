@@ -170,8 +170,8 @@ EP_TEST_HT(ht_handle_without_memory_over_nodes) {
     close_session(&session);
 }
 
-// A rank refuses its part of a handle, for its ids or as it finds no memory: those that forward for it, here all others,
-// refuse operations on theirs, and the group goes on.
+// A rank refuses its part of a handle, for its ids or as it finds no memory: those that forward for it, here all the
+// others, refuse operations on theirs, and the group goes on.
 EP_TEST(ll_handle_refused_over_nodes) {
     if (ep_num_nodes() == 1 || (int)ep_num_nodes() < env->size || ep_on_host_backend()) return;
     Session session = open_timed_session(env, NCCL_EP_ALGO_LOW_LATENCY, 10 * kTimeoutMs);

@@ -100,7 +100,8 @@ void run_check_counters(const Run* run) {
     const int64_t total = (int64_t)run->received;
     const bool is_wide = run->buffers[kTotal].bytes == sizeof(int64_t);
     check_numbers(EP_HERE("counters"), &run->buffers[kCounters], counters, count, is_wide);
-    check_numbers(EP_HERE("offsets"), &run->buffers[kOffsets], offsets, has_zones && !test->no_offsets ? count : 0, is_wide);
+    const size_t zones = has_zones && !test->no_offsets ? count : 0;
+    check_numbers(EP_HERE("offsets"), &run->buffers[kOffsets], offsets, zones, is_wide);
     check_numbers(EP_HERE("total"), &run->buffers[kTotal], &total, is_ll(test) ? 0 : 1, is_wide);
 }
 

@@ -24,7 +24,8 @@ static void backward(const Run* run) {
     call_set(&call, run, NCCL_EP_BWD_PASS);
     const cudaStream_t stream = run->env->stream;
     EP_CHECK_NCCL(ncclEpDispatch(run->handle, &call.inputs, &call.outputs, NULL, &call.config, stream));
-    EP_CHECK_NCCL(ncclEpCombine(run->handle, &call.combine_inputs, &call.combine_outputs, &call.combine_config, stream));
+    EP_CHECK_NCCL(
+        ncclEpCombine(run->handle, &call.combine_inputs, &call.combine_outputs, &call.combine_config, stream));
     run_check_dispatch(run, NCCL_EP_BWD_PASS);
     run_check_combine(run, NCCL_EP_BWD_PASS);
 }

@@ -91,8 +91,8 @@ EP_TEST(updates_by_expert_are_captured) {
     replay_beside(env, &test, &test);
 }
 
-// A handle whose operations are in a graph, and which then gets another routing; and a handle that got one after it, whose
-// memory may be what the first one's was.
+// A handle whose operations are in a graph, and which then gets another routing; and a handle that got one after it,
+// whose memory may be what the first one's was.
 typedef struct {
     ncclEpPassDir_t returning;  // of combines
     Run run, next, later;       // as captured; the same handle now; the other one

@@ -63,7 +63,7 @@ EP_TEST(a_graph_follows_the_memory) {
     run_close(&run);
 }
 
-// Without a bound a dispatch has room for what comes by the routing in the memory, though the handle's own one is another.
+// Without a bound a dispatch has room for what comes by the routing in the memory, though the handle's own is another.
 EP_TEST(rows_are_those_of_the_memory) {
     Case few = kSmallHt, many = kSmallHt;
     few.in_memory = many.in_memory = true;

@@ -210,7 +210,8 @@ EP_TEST(what_rows_by_expert_have_not_is_refused) {
     REFUSED(dispatch, (it.info = it.update, it.views[kTotal].tensor.datatype = ncclInt64,
                        it.views[kCounters].tensor.datatype = it.views[kOffsets].tensor.datatype = ncclInt32), no,
             "layout_info: must have counters of one type");
-    REFUSED(dispatch, (it.info = it.update, it.views[kOffsets].sizes[0] = 1), no, "layout_info.expert_offsets.sizes[0]");
+    REFUSED(dispatch, (it.info = it.update, it.views[kOffsets].sizes[0] = 1), no,
+            "layout_info.expert_offsets.sizes[0]");
     REFUSED(update, it.views[kTotal].tensor.datatype =
                         it.views[kCounters].tensor.datatype == ncclInt32 ? ncclInt64 : ncclInt32, no,
             "layout_info: must have counters of one type");

@@ -8,7 +8,7 @@
 //! | [`stream`], [`device`] | stream entry points; devices, their streams, device-wide synchronisation |
 //! | `recording`, `graph` | captures under way; what they become, and its replays |
 //! | `heap`, `arena` | the register of all memory, with poison and guards |
-//! | `queue`, [`error`] | a stream's worker; error numbers, the last error, what each entry point does around its body |
+//! | `queue`, [`error`] | a stream's worker; error numbers, the last error, what entry points do around their bodies |
 //!
 //! Imports go down this table only; `tests/layering.rs` of the core fails on a circle.
 

@@ -119,7 +119,8 @@ class ElasticBuffer(Sharing):
         return 0
 
     def __getattr__(self, name: str) -> Any:
-        if name == "barrier" or name.startswith(("engram_", "pp_", "agrs_", "all_gather", "create_agrs", "destroy_agrs")):
+        absent = ("engram_", "pp_", "agrs_", "all_gather", "create_agrs", "destroy_agrs")
+        if name == "barrier" or name.startswith(absent):
             raise NotImplementedError(f"{name}: this library has dispatch and combine alone")
         raise AttributeError(name)
 

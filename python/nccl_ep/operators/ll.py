@@ -104,8 +104,8 @@ def _(rows: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor | N
 
 @define("ll_complete(Tensor(a!)[] outputs, Tensor[] inputs, SymInt handle) -> ()", ("outputs",))
 def ll_complete(outputs: list[torch.Tensor], inputs: list[torch.Tensor], handle: int) -> None:
-    """Receives what the staged operation has sent; `outputs` are its results, `inputs` what it got, which a compiler would
-    otherwise take for memory that is free again: a combine applies its weights as it receives.
+    """Receives what the staged operation has sent; `outputs` are its results, `inputs` what it got, which a compiler
+    would otherwise take for memory that is free again: a combine applies its weights as it receives.
 
     A compiler may have copied these since, so what is received is copied, too. Under a mode they are the
     handle's own, which has none then.

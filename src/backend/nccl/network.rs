@@ -84,8 +84,8 @@ fn version(functions: &Functions) -> Result<c_int> {
 fn shortcoming(version: c_int) -> Option<String> {
     (version < FREES_LATER).then(|| {
         format!(
-            "NCCL {} frees memory in the call that aborts a communicator: when a group over nodes fails, calls that use \
-             the same device may wait until all that runs there has ended; use 2.22 or newer",
+            "NCCL {} frees memory in the call that aborts a communicator: when a group over nodes fails, calls that \
+             use the same device may wait until all that runs there has ended; use 2.22 or newer",
             dotted(version)
         )
     })

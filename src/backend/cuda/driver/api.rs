@@ -49,7 +49,8 @@ driver_table! {
     fn cuStreamSynchronize(sys::CUstream);
     fn cuStreamQuery(sys::CUstream);
     fn cuStreamWaitEvent(sys::CUstream, sys::CUevent, c_uint);
-    fn cuStreamGetCaptureInfo_v2(sys::CUstream, *mut sys::CUstreamCaptureStatus, *mut sys::cuuint64_t, *mut sys::CUgraph, *mut *const sys::CUgraphNode, *mut usize);
+    fn cuStreamGetCaptureInfo_v2(sys::CUstream, *mut sys::CUstreamCaptureStatus, *mut sys::cuuint64_t,
+        *mut sys::CUgraph, *mut *const sys::CUgraphNode, *mut usize);
     fn cuUserObjectCreate(*mut sys::CUuserObject, *mut c_void, sys::CUhostFn, c_uint, c_uint);
     fn cuGraphRetainUserObject(sys::CUgraph, sys::CUuserObject, c_uint, c_uint);
     fn cuStreamCreateWithPriority(*mut sys::CUstream, c_uint, c_int);
@@ -68,8 +69,10 @@ driver_table! {
     fn cuMemFreeAsync(sys::CUdeviceptr, sys::CUstream);
     fn cuMemGetAddressRange_v2(*mut sys::CUdeviceptr, *mut usize, sys::CUdeviceptr);
     fn cuMemRetainAllocationHandle(*mut sys::CUmemGenericAllocationHandle, *mut c_void);
-    fn cuMemExportToShareableHandle(*mut c_void, sys::CUmemGenericAllocationHandle, sys::CUmemAllocationHandleType, c_ulonglong);
-    fn cuMemImportFromShareableHandle(*mut sys::CUmemGenericAllocationHandle, *mut c_void, sys::CUmemAllocationHandleType);
+    fn cuMemExportToShareableHandle(*mut c_void, sys::CUmemGenericAllocationHandle,
+        sys::CUmemAllocationHandleType, c_ulonglong);
+    fn cuMemImportFromShareableHandle(*mut sys::CUmemGenericAllocationHandle, *mut c_void,
+        sys::CUmemAllocationHandleType);
     fn cuMemRelease(sys::CUmemGenericAllocationHandle);
     fn cuMemAddressReserve(*mut sys::CUdeviceptr, usize, usize, sys::CUdeviceptr, c_ulonglong);
     fn cuMemAddressFree(sys::CUdeviceptr, usize);

@@ -238,8 +238,8 @@ impl ViewGrid {
         (chunks.div_ceil(warps.max(1)).max(1), warps)
     }
 
-    /// Whether combines use all row warps of a block, as blocks also serve ranks that may have more tokens. On two H200s
-    /// a pair with 128 tokens and 1 takes 17.1 us with them and 19.5 without; more ranks were not measured.
+    /// Whether combines use all row warps of a block, as blocks also serve ranks that may have more tokens. On two
+    /// H200s a pair with 128 tokens and 1 takes 17.1 us with them and 19.5 without; more ranks were not measured.
     pub fn combines_with_all_warps(self) -> bool {
         self.ranks <= 2 && self.tokens < self.most_tokens
     }

@@ -48,7 +48,7 @@ impl HostLl {
             nowhere.resize(rows * op.row.bytes(), 0);
             &mut nowhere[..]
         } else {
-            // SAFETY: `rule` has checked the tensor `[L, R*M, H]` or `[R, M, H]`; the caller leaves it to the operation.
+            // SAFETY: `rule` has checked the tensor `[L, R*M, H]` or `[R, M, H]`; callers leave it to the operation.
             unsafe { bytes_mut(op.out, rows * op.row.bytes()) }
         };
         let most = facts.max_tokens.unwrap_or(usize::MAX);

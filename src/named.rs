@@ -5,7 +5,7 @@
 macro_rules! named {
     ($(#[$of:meta])* $name:ident: $($(#[$doc:meta])* $variant:ident = $number:literal, $text:literal;)+) => {
         $(#[$of])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
         #[repr(u32)]
         pub enum $name { $($(#[$doc])* $variant = $number),+ }
 

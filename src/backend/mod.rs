@@ -20,15 +20,31 @@ use crate::backend::device::{Blocks, Device};
 use crate::backend::net::two_sided::replays::ReplayMarks;
 use crate::backend::objects::GroupObjects;
 use crate::error::{Code, Error, Result};
-use crate::model::group::{ByMode, GroupFacts, RankChoices};
+use crate::model::group::{ByMode, GroupFacts};
 use crate::model::handle_state::{COMPARED_WORDS, GivenBlock, HEADER_WORDS, HandleHome};
 use crate::model::ops::{
     HandleForm, HtCombine, HtDispatch, LlDispatch, LlOp, Routing, RoutingCounters, StagedSlot, Stream, ViewBank,
 };
 use crate::model::tensor::DevPtr;
 use crate::model::topology::Topology;
+use crate::tuning::Shapes;
 use std::sync::Arc;
 use std::time::Duration;
+
+/// What the environment decides for this rank alone.
+#[derive(Clone, Debug)]
+pub struct RankChoices {
+    /// Deadline of any wait for another rank.
+    pub timeout: Duration,
+    /// Path of what was measured on this machine.
+    pub tuning_file: Option<String>,
+    /// The launch shapes in that file.
+    pub shapes: Shapes,
+    /// Whether operations' ids and weights are checked.
+    pub check: bool,
+    /// Whether kernels may start while those before them run.
+    pub programmatic: bool,
+}
 
 /// One rank's side of an open group.
 pub struct OpenGroup {

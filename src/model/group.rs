@@ -85,19 +85,6 @@ pub struct GroupSettings {
     pub ll_combine: LlCombineMode,
 }
 
-/// What the environment decides for this rank alone.
-#[derive(Clone, Debug)]
-pub struct RankChoices {
-    /// Deadline of any wait for another rank.
-    pub timeout: Duration,
-    /// Path of the launch shapes measured on this machine.
-    pub tuning_file: Option<String>,
-    /// Whether operations' ids and weights are checked.
-    pub check: bool,
-    /// Whether kernels may start while those before them run.
-    pub programmatic: bool,
-}
-
 /// The checked configuration of a group: the same on every rank, except for `rank`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupFacts {

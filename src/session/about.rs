@@ -1,7 +1,7 @@
 //! The one-line description of a new group.
 
-use crate::backend::Profile;
-use crate::model::group::{Algorithm, GroupFacts, NodeSums, RankChoices};
+use crate::backend::{Profile, RankChoices};
+use crate::model::group::{Algorithm, GroupFacts, NodeSums};
 use std::fmt::{Display, Formatter, Result};
 
 /// A group as one rank sees it.
@@ -66,6 +66,7 @@ mod tests {
     use super::*;
     use crate::model::group::LlCombineMode;
     use crate::model::ids::GroupRank;
+    use crate::tuning::Shapes;
     use std::time::Duration;
 
     #[test]
@@ -96,6 +97,7 @@ mod tests {
             choices: RankChoices {
                 timeout: Duration::from_millis(2500),
                 tuning_file: Some("times.json".to_owned()),
+                shapes: Shapes::default(),
                 check: true,
                 programmatic: false,
             },

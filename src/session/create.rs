@@ -6,11 +6,11 @@
 use crate::backend::bootstrap::Bootstrap;
 use crate::backend::device::{Device, OwnStream};
 use crate::backend::nccl::Communicator;
-use crate::backend::{Profile, select};
+use crate::backend::{Profile, RankChoices, select};
 use crate::env::Env;
 use crate::error::refusal::{AmongRanks, Setting, Subject};
 use crate::error::{Code, Error, Formatter, Result};
-use crate::model::group::{Algorithm, GroupFacts, GroupSettings, LlCombineMode, NodeSums, RankChoices};
+use crate::model::group::{Algorithm, GroupFacts, GroupSettings, LlCombineMode, NodeSums};
 use crate::model::ids::GroupRank;
 use crate::model::ops::{HandleForm, Stream};
 use crate::model::topology::{NODE_ID_BYTES, NodeId, Topology};
@@ -19,7 +19,7 @@ use crate::session::about::About;
 use crate::session::check::Checks;
 use crate::session::group::{Group, check_not_captured};
 use crate::session::handle::Handle;
-use crate::tuning::Learned;
+use crate::tuning::Tuning;
 use crate::{fork, log, rule};
 use std::sync::Arc;
 use std::time::Duration;
@@ -58,23 +58,23 @@ pub fn group(
         let ll_combine = env.ll_combine.unwrap_or(settings.ll_combine);
         rule::group::check(&GroupSettings { ll_combine, ..settings }, env.ht_chunk_bytes, ranks, rank)
     });
+    let read = |path: &String| {
+        let gpu = device.name().map_err(|error| error.to_string());
+        Tuning::read(path, gpu, ranks, device.multiprocessors())
+    };
+    let Tuning { shapes, choices: learned } = env.tuning_file.as_ref().map(read).unwrap_or_default();
     let of_rank = RankChoices {
         timeout: env.timeout.or(asked).unwrap_or(DEFAULT_TIMEOUT),
         tuning_file: env.tuning_file.clone(),
+        shapes,
         check: env.check,
         programmatic: env.programmatic,
     };
     let timeout = of_rank.timeout;
-    let learned = |path: &String| -> Result<Learned> {
-        Ok(Learned::read(path, &device.name()?, ranks, device.multiprocessors()))
-    };
-    let learned = env.tuning_file.as_ref().map(learned).transpose();
     let bootstrap = Bootstrap::new(comm.clone(), device, timeout, formatter);
     let (facts, topology) = agree_on_facts(&bootstrap, facts, &env, stream)?;
     let nodes = topology.nodes();
     let backend = platform.open(facts, topology, bootstrap, &of_rank, stream)?;
-    // A device without a name has failed to open its group, so this default is never used.
-    let learned = learned?.unwrap_or_default();
     let about = log::tells_of_groups().then(|| {
         let profile = backend.common.profile();
         let tuned = profile.tuned || !learned.is_empty();

@@ -40,29 +40,16 @@ fn check(file: &Metadata) -> Result<(), String> {
 const FORMAT: &str = "nccl_ep tuning";
 const VERSION: u64 = 1;
 
-/// A file of a known version, or its part for one GPU and number of ranks.
+/// A file of a known version, or its part for one GPU and number of ranks; its lists are not parsed yet.
 #[derive(Debug, PartialEq, Eq)]
 pub struct File {
     /// The GPU's name, as the driver reports it.
     pub gpu: String,
     pub ranks: u64,
-    /// Whether groups read the file again for each handle, as `nccl_ep.tune` wants while it measures.
-    pub live: bool,
     /// The measured launch shapes.
-    pub entries: Vec<Entry>,
-    /// The choices under conditions, unparsed.
+    pub entries: Vec<Value>,
+    /// The choices under conditions.
     pub choices: Vec<Value>,
-}
-
-/// The best launch shape of one operation for one number of tokens, not checked yet.
-#[derive(Debug, PartialEq, Eq)]
-pub struct Entry {
-    /// Position in the file, for messages.
-    pub number: usize,
-    pub operation: String,
-    pub tokens: u64,
-    /// `None` if the library's `default` was best.
-    pub shape: Option<Choice>,
 }
 
 impl File {
@@ -83,36 +70,12 @@ impl File {
     }
 
     fn of(root: &Value) -> Result<Self, String> {
-        let entries = root.get("entries").and_then(Value::as_array);
-        let entries = entries.ok_or("it has no list of entries")?;
+        let list = |name| root.get(name).map(|list| list.as_array().cloned());
         Ok(Self {
             gpu: string(root, "gpu")?,
             ranks: number(root, "ranks")?,
-            live: root.get("live").and_then(Value::as_bool) == Some(true),
-            entries: entries
-                .iter()
-                .enumerate()
-                .map(|(index, entry)| Entry::parse(index, entry))
-                .collect::<Result<_, _>>()?,
-            choices: match root.get("choices") {
-                None => Vec::new(),
-                Some(choices) => choices.as_array().cloned().ok_or("its choices are no list")?,
-            },
-        })
-    }
-}
-
-impl Entry {
-    fn parse(number_in_file: usize, entry: &Value) -> Result<Self, String> {
-        let in_entry = |reason: String| format!("entry {number_in_file}: {reason}");
-        Ok(Self {
-            number: number_in_file,
-            operation: string(entry, "operation").map_err(in_entry)?,
-            tokens: number(entry, "tokens").map_err(in_entry)?,
-            shape: match entry.get("default").and_then(Value::as_bool) {
-                Some(true) => None,
-                _ => Some(shape(entry).map_err(in_entry)?),
-            },
+            entries: list("entries").flatten().ok_or("it has no list of entries")?,
+            choices: list("choices").map_or(Ok(Vec::new()), |list| list.ok_or("its choices are no list"))?,
         })
     }
 }

@@ -112,15 +112,7 @@ impl GroupBackend for CudaGroup {
     }
 
     fn profile(&self) -> Profile {
-        let takes_shapes = match &self.mode {
-            ByMode::Ll(group) => group.takes_shapes(),
-            ByMode::Ht(_) => true,
-        };
-        Profile {
-            most_blocks: Some(self.group.multiprocessors),
-            tuned: takes_shapes && !self.group.tuning.read().is_empty(),
-            ..self.profile
-        }
+        Profile { most_blocks: Some(self.group.multiprocessors), ..self.profile }
     }
 
     fn objects(&self) -> &dyn GroupObjects {

@@ -13,9 +13,7 @@ use crate::error::Result;
 use crate::model::ids::LocalRank;
 use crate::model::objects::{MAX_OBJECTS, Place};
 use crate::model::tensor::DevPtr;
-use crate::tuning::{Tuning, TuningFile};
 use once_cell::sync::OnceCell;
-use parking_lot::RwLock;
 use std::ptr::null_mut;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -33,9 +31,6 @@ pub(super) struct GroupContext {
     /// The most blocks of this group that may wait for other ranks at the same time: the device's multiprocessors,
     /// except those reserved for others.
     pub(super) multiprocessors: u32,
-    /// Launch shapes that differ from the library's own choices, and the file that has them.
-    pub(super) tuning: RwLock<Tuning>,
-    tuning_file: Option<TuningFile>,
     /// Supplies the blocks of handles, in place of the library's memory.
     pub(super) blocks: OnceLock<Arc<dyn Blocks>>,
     /// Whether kernels may be launched before the kernels that they wait for end.
@@ -70,13 +65,10 @@ impl Kept {
     }
 }
 
-/// What bounds and shapes a group's launches.
+/// What bounds a group's launches.
 pub(super) struct Launches {
     /// As [`GroupContext::multiprocessors`].
     pub(super) multiprocessors: u32,
-    pub(super) tuning: Tuning,
-    /// The file that they were read from.
-    pub(super) tuning_file: Option<TuningFile>,
     /// As [`GroupContext::programmatic`].
     pub(super) programmatic: bool,
 }
@@ -98,24 +90,11 @@ impl GroupContext {
             wait: faults.wait_params(KernelOp::PeerSelftest, kept.state.data(), peer_failed),
             faults,
             multiprocessors: launches.multiprocessors,
-            tuning: RwLock::new(launches.tuning),
-            tuning_file: launches.tuning_file,
             blocks: OnceLock::new(),
             programmatic: launches.programmatic,
             state: kept.state,
             objects: kept.objects,
             peers: peer_table(windows.iter().map(|base| base.0), rank),
-        }
-    }
-
-    /// Reads the launch shapes again for a new handle, if the file in use asks for that. They stay if the file cannot
-    /// be read.
-    pub(super) fn renew_tuning(&self) {
-        if let Some(file) = &self.tuning_file
-            && self.tuning.read().live
-            && let Some(tuning) = file.read()
-        {
-            *self.tuning.write() = tuning;
         }
     }
 

@@ -21,15 +21,15 @@ use crate::backend::cuda::peer::layout::WindowLayout;
 use crate::backend::cuda::peer::selftest;
 use crate::backend::cuda::peer::teardown::{Teardown, Windows};
 use crate::backend::cuda::peer::windows::{GroupWindows, PeerWindows};
-use crate::backend::{OpenGroup, Profile};
+use crate::backend::{OpenGroup, Profile, RankChoices};
 use crate::error::refusal::{AmongRanks, Subject};
 use crate::error::{Error, Result};
-use crate::model::group::{Algorithm, ByMode, GroupFacts, RankChoices};
+use crate::model::group::{Algorithm, ByMode, GroupFacts};
 use crate::model::node_view::NodeView;
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
 use crate::model::topology::Topology;
-use crate::tuning::TuningFile;
+use crate::tuning::Shapes;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,10 +38,10 @@ use std::time::Duration;
 type Plan = ByMode<Box<LlPlan>, Box<HtPlan>>;
 
 impl Plan {
-    fn new(facts: &GroupFacts, view: &NodeView) -> Result<Self> {
+    fn new(facts: &GroupFacts, view: &NodeView, shapes: &Shapes) -> Result<Self> {
         Ok(match facts.algorithm {
-            Algorithm::LowLatency => Self::Ll(Box::new(LlPlan::new(facts, view)?)),
-            Algorithm::HighThroughput => Self::Ht(Box::new(HtPlan::new(facts, view)?)),
+            Algorithm::LowLatency => Self::Ll(Box::new(LlPlan::new(facts, view)?.tuned(shapes))),
+            Algorithm::HighThroughput => Self::Ht(Box::new(HtPlan::new(facts, view)?.tuned(shapes))),
         })
     }
 
@@ -59,13 +59,16 @@ impl Plan {
         }
     }
 
-    /// The profile of a new group with windows of this size; whether its launch shapes are tuned is determined later.
+    /// The profile of a new group with windows of this size.
     fn profile(&self, window_bytes: usize) -> Profile {
         Profile {
             backend: "cuda",
             window_bytes: Some(window_bytes),
             most_blocks: None,
-            tuned: false,
+            tuned: match self {
+                Self::Ll(plan) => !plan.shapes.is_empty(),
+                Self::Ht(plan) => !plan.shapes.is_empty(),
+            },
             chunk_bytes: match self {
                 Self::Ll(_) => None,
                 Self::Ht(plan) => plan.nodes.map(|nodes| nodes.stage_bytes),
@@ -120,17 +123,13 @@ impl Prepared {
         }
         let context = &memory.context;
         let _entered = context.enter()?;
-        let plan = Plan::new(facts, view)?;
+        let plan = Plan::new(facts, view, &choices.shapes)?;
         let of_mode = match &plan {
             Plan::Ll(_) => ll::fingerprint::of_report,
             Plan::Ht(_) => ht::fingerprint::of_report,
         };
         let layout = WindowLayout::new(ranks, plan.bytes());
         let all = driver::multiprocessors()?;
-        let tuning_file = |path: &String| -> Result<TuningFile> {
-            Ok(TuningFile { path: path.clone(), gpu: driver::device_name()?, ranks: facts.ranks, multiprocessors: all })
-        };
-        let file = choices.tuning_file.as_ref().map(tuning_file).transpose()?;
         let windows = GroupWindows::new(memory, layout.bytes, view.others() > 0 && ranks > 1)?;
         plan.initialise(memory, windows.operations.window.base().0 + layout.operations)?;
         Ok(Self {
@@ -146,8 +145,6 @@ impl Prepared {
                     0 => all,
                     _ => blocks_beside_network(all),
                 },
-                tuning: (file.as_ref().and_then(TuningFile::read)).unwrap_or_default(),
-                tuning_file: file,
                 programmatic: choices.programmatic && view.others() == 0 && driver::launches_early()?,
             },
             faults: Arc::new(FaultPage::new(context, Arc::clone(view), choices.timeout, of_mode)?),

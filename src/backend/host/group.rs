@@ -13,10 +13,11 @@ use crate::backend::host::window::Window;
 use crate::backend::objects::group::Objects;
 use crate::backend::objects::{GroupObjects, Mapped};
 use crate::backend::{
-    Faults, GroupBackend, HtBackend, HtGroupBackend, HtRouting, LlBackend, LlGroupBackend, OpenGroup, Platform, Profile,
+    Faults, GroupBackend, HtBackend, HtGroupBackend, HtRouting, LlBackend, LlGroupBackend, OpenGroup, Platform,
+    Profile, RankChoices,
 };
 use crate::error::{Error, Result};
-use crate::model::group::{Algorithm, ByMode, GroupFacts, RankChoices};
+use crate::model::group::{Algorithm, ByMode, GroupFacts};
 use crate::model::handle_state::{GivenBlock, HandleHome, block_bytes};
 use crate::model::node_view::NodeView;
 use crate::model::ops::{HandleForm, Routing, Stream};

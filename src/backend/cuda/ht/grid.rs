@@ -6,7 +6,7 @@
 use crate::backend::cuda::params::ht::{HT_COMBINE_THREADS, HT_DISPATCH_THREADS, HT_STATIC_SHARED_BYTES};
 use crate::model::group::GroupFacts;
 use crate::model::ops::{HtCombine, HtDispatch, Launch};
-use crate::tuning::{Choice, Operation, Tuning, share};
+use crate::tuning::{Choice, Operation, Shapes, share};
 
 pub const WARP: u32 = 32;
 
@@ -156,10 +156,10 @@ impl Grid {
     /// The grid of an operation on this rank's `tokens`: the measured one if there is one, else the library's choice.
     /// Granted channels, two blocks each, are an upper limit. With four ranks more blocks get slower, unless there are
     /// zones: 24, 32 and 132 take 492, 528 and 510 us in a combine, 498, 494 and 515 in a dispatch.
-    pub fn new(facts: &GroupFacts, tuning: &Tuning, kind: HtKind, tokens: usize, device: DeviceLimits) -> Self {
+    pub fn new(facts: &GroupFacts, shapes: &Shapes, kind: HtKind, tokens: usize, device: DeviceLimits) -> Self {
         // A rank without tokens may still receive many.
         let work = if tokens == 0 { facts.max_tokens } else { Some(tokens) };
-        let measured = work.and_then(|work| tuning.choice(kind.operation(), work));
+        let measured = work.and_then(|work| shapes.choice(kind.operation(), work));
         let granted = granted_blocks(facts);
         let wanted = match (measured, granted) {
             (Some(choice), Some(granted)) => choice.blocks.min(granted),

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::model::group::Algorithm;
+use crate::tuning::Tuning;
 
 const H200: DeviceLimits = DeviceLimits { multiprocessors: 132, shared_bytes: 227 << 10 };
 const COMBINE: HtKind = HtKind::Combine { columns: 0 };
@@ -23,15 +24,15 @@ fn facts(ranks: usize, channels: Option<usize>) -> GroupFacts {
 fn channels_are_two_blocks_each() {
     for (channels, blocks) in [(1, 2), (4, 8), (1000, 132)] {
         let facts = facts(8, Some(channels));
-        let grid = Grid::new(&facts, &Tuning::default(), COMBINE, 64, H200);
+        let grid = Grid::new(&facts, &Shapes::default(), COMBINE, 64, H200);
         assert_eq!(grid.blocks, blocks);
         assert!(grid.send_blocks >= 1 && grid.send_blocks < blocks);
     }
-    let own = Grid::new(&facts(4, None), &Tuning::default(), DISPATCH, 64, H200);
+    let own = Grid::new(&facts(4, None), &Shapes::default(), DISPATCH, 64, H200);
     assert_eq!((own.blocks, own.send_blocks, own.warps), (24, 8, 24));
     for (ranks, dispatch, combine) in [(2, 9, 9), (3, 9, 9), (4, 8, 9), (8, 8, 9)] {
         for (kind, senders) in [(DISPATCH, dispatch), (COMBINE, combine)] {
-            let own = Grid::new(&facts(ranks, None), &Tuning::default(), kind, 64, H200);
+            let own = Grid::new(&facts(ranks, None), &Shapes::default(), kind, 64, H200);
             assert_eq!((own.blocks, own.send_blocks), (24, senders));
         }
     }
@@ -58,7 +59,7 @@ fn ranks_and_blocks_decide_how_many_send() {
         (COMBINE, 2, 24, 18),
     ] {
         let facts = facts(ranks, Some(channels));
-        let grid = Grid::new(&facts, &Tuning::default(), kind, 64, H200);
+        let grid = Grid::new(&facts, &Shapes::default(), kind, 64, H200);
         assert_eq!(grid.send_blocks, senders);
     }
 }
@@ -66,7 +67,7 @@ fn ranks_and_blocks_decide_how_many_send() {
 #[test]
 fn many_tokens_of_four_ranks_are_dispatched_by_fewer_blocks() {
     let grid = |ranks, channels, tokens| {
-        let grid = Grid::new(&facts(ranks, Some(channels)), &Tuning::default(), DISPATCH, tokens, H200);
+        let grid = Grid::new(&facts(ranks, Some(channels)), &Shapes::default(), DISPATCH, tokens, H200);
         (grid.blocks, grid.send_blocks, grid.of_casts(ranks).blocks)
     };
     assert_eq!((grid(4, 66, 2048), grid(4, 66, 2047)), ((32, 8, 132), (132, 44, 132)));
@@ -95,11 +96,11 @@ fn casts_have_more_senders() {
     for (channels, of_two, of_four) in [(1, 1, 1), (4, 6, 4), (8, 12, 9), (12, 17, 13), (16, 23, 18), (1000, 50, 50)] {
         for (ranks, senders) in [(2, of_two), (4, of_four)] {
             let facts = facts(ranks, Some(channels));
-            let grid = Grid::new(&facts, &Tuning::default(), DISPATCH, 64, H200);
+            let grid = Grid::new(&facts, &Shapes::default(), DISPATCH, 64, H200);
             assert_eq!(grid.of_casts(ranks).send_blocks, senders);
         }
     }
-    let alone = Grid::new(&facts(1, Some(12)), &Tuning::default(), DISPATCH, 64, H200);
+    let alone = Grid::new(&facts(1, Some(12)), &Shapes::default(), DISPATCH, 64, H200);
     assert_eq!((alone.send_blocks, alone.of_casts(1).send_blocks), (0, 17));
 }
 
@@ -109,9 +110,9 @@ fn a_measured_grid_goes_first_and_is_one_that_works() {
         {"operation": "ht_dispatch", "tokens": 1, "blocks": 1, "threads": 32, "send_blocks": 1},
         {"operation": "ht_dispatch", "tokens": 4096, "blocks": 40, "threads": 512, "send_blocks": 10},
         {"operation": "ht_combine", "tokens": 4096, "blocks": 20, "threads": 1024, "send_blocks": 20}]}"#;
-    let tuning = Tuning::parse(file, "G", 4, 132).unwrap();
+    let shapes = Tuning::parse(file, "G", 4, 132).unwrap().shapes;
     let grid = |kind, tokens, channels| {
-        let grid = Grid::new(&facts(4, channels), &tuning, kind, tokens, H200);
+        let grid = Grid::new(&facts(4, channels), &shapes, kind, tokens, H200);
         (grid.blocks, grid.send_blocks, grid.warps)
     };
     assert_eq!(grid(DISPATCH, 1, None), (2, 1, 2));
@@ -121,13 +122,13 @@ fn a_measured_grid_goes_first_and_is_one_that_works() {
     assert_eq!(grid(DISPATCH, 2000, Some(100)), (40, 10, 16));
     assert_eq!(grid(COMBINE, 4096, None), (20, 19, 16));
     assert_eq!(grid(COMBINE, 4097, None), (24, 9, 16));
-    let alone = Grid::new(&facts(1, None), &tuning, COMBINE, 4096, H200);
+    let alone = Grid::new(&facts(1, None), &shapes, COMBINE, 4096, H200);
     assert_eq!((alone.blocks, alone.send_blocks), (20, 0));
 }
 
 #[test]
 fn a_call_says_what_it_wants() {
-    let own = Grid::new(&facts(4, None), &Tuning::default(), DISPATCH, 64, H200);
+    let own = Grid::new(&facts(4, None), &Shapes::default(), DISPATCH, 64, H200);
     let asked = |grid: Grid, blocks, send_blocks, threads| {
         let launch = Launch { blocks, send_blocks, threads, ..Launch::default() };
         let grid = grid.asked(launch, DISPATCH);
@@ -139,11 +140,11 @@ fn a_call_says_what_it_wants() {
     assert_eq!(asked(own, 0, 132, 32), (24, 23, 2));
     assert_eq!(asked(own, 1, 1, 0), (2, 1, 24));
     assert_eq!(asked(own.of_casts(4), 12, 0, 0), (12, 6, 24));
-    let combine = Grid::new(&facts(2, Some(8)), &Tuning::default(), COMBINE, 64, H200);
+    let combine = Grid::new(&facts(2, Some(8)), &Shapes::default(), COMBINE, 64, H200);
     let warps =
         |send_blocks, blocks| combine.asked(Launch { blocks, send_blocks, ..Launch::default() }, COMBINE).send_warps(2);
     assert_eq!((warps(0, 0), warps(0, 24), warps(0, 32), warps(6, 16)), (Some(3), Some(3), None, None));
     assert_eq!((own.send_warps(4), combine.send_warps(4), combine.send_warps(1)), (None, Some(7), None));
-    let alone = Grid::new(&facts(1, None), &Tuning::default(), DISPATCH, 64, H200);
+    let alone = Grid::new(&facts(1, None), &Shapes::default(), DISPATCH, 64, H200);
     assert_eq!(asked(alone, 16, 7, 0), (16, 0, 24));
 }

@@ -57,7 +57,7 @@ impl HtGroup {
         layout: HtLayout,
     ) -> Result<Self> {
         let shared = Arc::new(HtShared::new(context, memory, plan, layout)?);
-        let rails = match (network, plan.nodes) {
+        let rails = match (network, shared.plan.nodes) {
             (Some(network), Some(nodes)) => Some(Arc::new(Rails::new(&shared, network, memory, nodes)?)),
             _ => None,
         };
@@ -197,7 +197,6 @@ impl HtGroup {
 
 impl HtGroupBackend for HtGroup {
     fn open_handle(self: Arc<Self>, wanted: Result<HtRouting>, stream: Stream) -> Result<Box<dyn HtBackend>> {
-        self.shared.context.renew_tuning();
         Ok(match &self.rails {
             Some(rails) => nodes::open_handle(&self.shared, rails, wanted, stream)?,
             None => Box::new(self.open_on_one_node(wanted, stream)?),

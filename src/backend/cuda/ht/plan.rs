@@ -21,7 +21,7 @@ use crate::model::handle_state::{HEADER_WORDS, HtSections, StateShape, header};
 use crate::model::node_view::NodeView;
 use crate::model::ops::{Launch, Routing};
 use crate::model::regions::Regions;
-use crate::tuning::Tuning;
+use crate::tuning::Shapes;
 
 const PACKET_BYTES: usize = 8;
 const CREDIT_BYTES: usize = 4;
@@ -52,7 +52,7 @@ const ROUTE_BLOCK_TOKENS: usize = 128;
 const ROUTE_BLOCKS: usize = 64;
 
 /// The plan of one group.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct HtPlan {
     /// Those of this node's ranks, as if they were the group.
     pub facts: GroupFacts,
@@ -71,6 +71,8 @@ pub struct HtPlan {
     mapped: HtMappedLayout,
     /// Bytes of the group's region of a window.
     pub bytes: usize,
+    /// Grids that take precedence over the library's own.
+    pub shapes: Shapes,
 }
 
 /// How an operation is launched; its fingerprint still lacks the handle's number.
@@ -145,7 +147,14 @@ impl HtPlan {
             expert_reciprocal: u32::MAX / to_u32(facts.local_experts())?,
         };
         let bytes = window.bytes();
-        Ok(Self { facts: *facts, max_tokens, all_experts, nodes, layout, packets, packets_bank, mapped, bytes })
+        let facts = *facts;
+        let shapes = Shapes::default();
+        Ok(Self { facts, max_tokens, all_experts, nodes, layout, packets, packets_bank, mapped, bytes, shapes })
+    }
+
+    /// This plan with other grids than the library's own.
+    pub fn tuned(self, shapes: &Shapes) -> Self {
+        Self { shapes: shapes.clone(), ..self }
     }
 
     /// Where ranks tell each other about rows by expert, in a window with this layout.
@@ -232,10 +241,10 @@ impl HtPlan {
     }
 
     /// What a handle of this routing determines about its launches.
-    pub fn grids(&self, routing: &Routing, device: DeviceLimits, tuning: &Tuning) -> HandleGrids {
+    pub fn grids(&self, routing: &Routing, device: DeviceLimits) -> HandleGrids {
         let Routing { tokens, top_k, .. } = *routing;
         let grid = |kind| match self.has_zones(routing) {
-            false => Grid::new(&self.facts, tuning, kind, tokens, device),
+            false => Grid::new(&self.facts, &self.shapes, kind, tokens, device),
             true => Grid::of_zones(&self.facts, kind, top_k, blocks_of_zones(&self.facts, device)),
         };
         HandleGrids {

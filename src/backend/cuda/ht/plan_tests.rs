@@ -19,7 +19,7 @@ impl HtPlan {
         (tokens, top_k): (usize, usize),
         device: DeviceLimits,
     ) -> HtLaunch {
-        let grids = self.grids(&routing(tokens, top_k), device, &Tuning::default());
+        let grids = self.grids(&routing(tokens, top_k), device);
         self.launch(kind, row, &grids, Launch::default()).unwrap()
     }
 }

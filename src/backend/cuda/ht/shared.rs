@@ -66,13 +66,13 @@ impl HtShared {
             function::allow_shared_bytes(*function, device.dynamic_shared_bytes())?;
         }
         Ok(Self {
-            plan,
             layout,
             device,
             order: Order::new(&driver_context)?,
             sequences: Buffer::zeroed(memory, size_of::<HtSequences>())?,
             offers: Buffer::zeroed(memory, size_of::<HtOfferState>())?,
             tally: Buffer::zeroed(memory, plan.tally().bytes)?,
+            plan,
             handles: AtomicU32::new(0),
             exchanges: AtomicU32::new(0),
             context,
@@ -81,8 +81,7 @@ impl HtShared {
 
     /// What a new handle with this routing determines about its launches.
     pub fn grids(&self, routing: &Routing) -> HandleGrids {
-        let tuning = self.context.tuning.read();
-        self.plan.grids(routing, self.device, &tuning)
+        self.plan.grids(routing, self.device)
     }
 
     /// Enqueues adding the `counts` of a handle to `totals`, behind a dispatch. Ordered as an operation of the group:

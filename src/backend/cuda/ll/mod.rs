@@ -88,11 +88,6 @@ impl LlGroup {
         })
     }
 
-    /// Whether launch shapes that somebody sets are used.
-    pub fn takes_shapes(&self) -> bool {
-        self.plan.takes_shapes()
-    }
-
     /// Creates the banks of views, unless they exist, with `make`: it gets their size and returns all ranks' addresses.
     pub fn make_views(&self, make: impl FnOnce(usize) -> Result<Box<[usize]>>) -> Result<()> {
         self.views.as_ref().map_or(Ok(()), |views| views.make(make))
@@ -111,7 +106,6 @@ impl LlGroupBackend for LlGroup {
         home: HandleHome,
         stream: Stream,
     ) -> Result<Box<dyn LlBackend>> {
-        self.context.renew_tuning();
         let number = next_number(&self.handles);
         let handle = routing.and_then(|routing| self.handle(number, routing, home, stream));
         match (&self.network, &handle) {
@@ -127,13 +121,12 @@ impl LlGroupBackend for LlGroup {
 impl LlGroup {
     /// Handle `number` of the group, before it is announced to the others.
     fn handle(&self, number: u32, routing: Routing, home: HandleHome, stream: Stream) -> Result<Handle> {
-        let tuning = *self.context.tuning.read();
         let capture = self.context.module.enter(stream).ok().and_then(|at| at.capture);
         let serves = |memory: &HandleMemory| memory.serves(&routing).then_some(0);
         let forwarded = self.network.as_ref().map(|network| network.view.forwarded().len());
         let make = || HandleMemory::new((&self.context, &self.memory), &self.plan, &routing, forwarded);
         Ok(Handle {
-            plan: self.plan.tuned(tuning).of_handle(&routing, self.context.multiprocessors)?,
+            plan: self.plan.of_handle(&routing, self.context.multiprocessors)?,
             context: Arc::clone(&self.context),
             layout: self.layout,
             views: self.views.clone(),

@@ -21,7 +21,7 @@ use crate::model::handle_state::{LlSections, StateShape};
 use crate::model::node_view::NodeView;
 use crate::model::ops::{HandleForm, Routing};
 use crate::model::regions::Regions;
-use crate::tuning::Tuning;
+use crate::tuning::Shapes;
 
 const PACKET_BYTES: usize = 8;
 const REGION_ALIGN: usize = 256;
@@ -37,7 +37,7 @@ const MULTIPROCESSORS_PER_CASTING_SENDER: u32 = 3;
 const _: () = assert!(LL_BANKS == LL_CHANNELS + 1);
 
 /// The plan of one group.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct LlPlan {
     /// The facts of the group.
     pub facts: GroupFacts,
@@ -51,8 +51,8 @@ pub struct LlPlan {
     view_state: Option<usize>,
     /// Bytes of the LL region of a window.
     pub bytes: usize,
-    /// Grids that take precedence over the rules below.
-    tuning: Tuning,
+    /// Grids that take precedence over the library's own.
+    pub shapes: Shapes,
 }
 
 /// This node's share of the group.
@@ -106,18 +106,13 @@ impl LlPlan {
             rows_bytes,
             view_state,
             bytes: window.bytes(),
-            tuning: Tuning::default(),
+            shapes: Shapes::default(),
         })
     }
 
-    /// This plan with other grids than the library's own.
-    pub fn tuned(self, tuning: Tuning) -> Self {
-        if self.takes_shapes() { Self { tuning, ..self } } else { self }
-    }
-
-    /// Whether other grids are used: a caller's bound on channels takes precedence.
-    pub fn takes_shapes(&self) -> bool {
-        self.facts.channels.is_none()
+    /// This plan with other grids than the library's own, unless the caller bounds the channels.
+    pub fn tuned(self, shapes: &Shapes) -> Self {
+        if self.facts.channels.is_none() { Self { shapes: shapes.clone(), ..self } } else { self }
     }
 
     /// Most bytes of a message between nodes.

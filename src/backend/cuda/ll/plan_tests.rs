@@ -6,7 +6,7 @@ use crate::model::node_view::tests::view;
 use crate::model::ops::{HandleForm, IntWidth};
 use crate::model::tensor::RowType;
 use crate::model::tensor::{DType, DevPtr};
-use crate::tuning::Choice;
+use crate::tuning::{Choice, Tuning};
 
 fn one_node(ranks: usize) -> NodeView {
     view(&"a".repeat(ranks), 0)
@@ -128,21 +128,21 @@ fn casts_have_more_senders_with_two_ranks() {
     }
 }
 
-/// The tuning of a file with these entries for 8 ranks.
-fn tuning(entries: &str) -> Tuning {
+/// The shapes in a file with these entries for 8 ranks.
+fn shapes(entries: &str) -> Shapes {
     let head = r#""format": "nccl_ep tuning", "version": 1, "gpu": "G", "ranks": 8"#;
     let file = format!(r#"{{{head}, "entries": [{entries}]}}"#);
-    Tuning::parse(&file, "G", 8, 132).unwrap()
+    Tuning::parse(&file, "G", 8, 132).unwrap().shapes
 }
 
 #[test]
 fn a_measured_grid_goes_first() {
-    let tuning = tuning(
+    let shapes = shapes(
         r#"{"operation": "ll_dispatch", "tokens": 16, "blocks": 20, "threads": 1024, "send_blocks": 5},
         {"operation": "ll_combine", "tokens": 16, "blocks": 7, "threads": 64, "send_blocks": 7}"#,
     );
     let own = LlPlan::new(&facts(1024, LlCombineMode::Reduce), &one_node(8)).unwrap();
-    let plan = LlPlan { tuning, ..own };
+    let plan = own.clone().tuned(&shapes);
     let split = Grid::split(5, 127, LL_DISPATCH_THREADS);
     assert_eq!(dispatch_grid(&plan, 9, 132), (split, 15));
     assert_eq!(plan.even_combine_grid(16, 132), Grid::shared(7, 64));
@@ -153,12 +153,12 @@ fn a_measured_grid_goes_first() {
 
 #[test]
 fn a_measured_grid_over_nodes_is_that_of_the_most_tokens_of_a_rank() {
-    let tuning = tuning(
+    let shapes = shapes(
         r#"{"operation": "ll_dispatch", "tokens": 128, "blocks": 120, "threads": 1024, "send_blocks": 30},
         {"operation": "ll_combine", "tokens": 128, "blocks": 48, "threads": 64, "send_blocks": 48}"#,
     );
     let own = LlPlan::new(&facts(128, LlCombineMode::Reduce), &two_nodes(8)).unwrap();
-    let plan = own.tuned(tuning);
+    let plan = own.tuned(&shapes);
     for tokens in [1, 128] {
         let split = Grid::split(24, 72, LL_DISPATCH_THREADS);
         assert_eq!(dispatch_grid(&plan, tokens, 96), (split, 72));
@@ -256,19 +256,19 @@ fn warps_of_few_tokens_have_a_chunk_each() {
 
 #[test]
 fn not_all_operations_are_of_few_tokens() {
-    let few_of = |plan: LlPlan, tokens, top_k, multiprocessors| {
+    let few_of = |plan: &LlPlan, tokens, top_k, multiprocessors| {
         let routing = Routing { top_k, ..routing(tokens) };
         plan.of_handle(&routing, multiprocessors).unwrap().few.is_some()
     };
-    let few = |plan: LlPlan, top_k, multiprocessors| few_of(plan, 1, top_k, multiprocessors);
+    let few = |plan: &LlPlan, top_k, multiprocessors| few_of(plan, 1, top_k, multiprocessors);
     let plan = |ranks, max_tokens, view: &NodeView| {
         LlPlan::new(&GroupFacts { ranks, ..facts(max_tokens, LlCombineMode::Reduce) }, view).unwrap()
     };
     let suits = plan(8, 2, &one_node(8));
-    assert!(few(suits, 31, 5) && !few(suits, 32, 5) && !few(suits, 31, 4));
-    assert!(few(plan(8, 17, &one_node(8)), 2, 132) && !few(plan(8, 2, &two_nodes(8)), 2, 132));
-    assert!(!few(plan(16, 1, &one_node(16)), 2, 132));
-    let of_some = |ranks, tokens| few_of(plan(ranks, tokens + 1, &one_node(ranks)), tokens, 2, 132);
+    assert!(few(&suits, 31, 5) && !few(&suits, 32, 5) && !few(&suits, 31, 4));
+    assert!(few(&plan(8, 17, &one_node(8)), 2, 132) && !few(&plan(8, 2, &two_nodes(8)), 2, 132));
+    assert!(!few(&plan(16, 1, &one_node(16)), 2, 132));
+    let of_some = |ranks, tokens| few_of(&plan(ranks, tokens + 1, &one_node(ranks)), tokens, 2, 132);
     assert_eq!(
         [(2, 16), (2, 17), (4, 16), (4, 17)].map(|(ranks, tokens)| of_some(ranks, tokens)),
         [true, false, true, false]
@@ -281,5 +281,5 @@ fn not_all_operations_are_of_few_tokens() {
     assert_eq!((rows(2, 32), rows(8, 2), rows(2, 64)), ([true; 4], [true; 4], [true, true, false, false]));
     assert_eq!((rows(8, 4), rows(8, 5)), ([true, true, false, true], [true, false, false, true]));
     let entry = r#"{"operation": "ll_combine", "tokens": 1, "blocks": 7, "threads": 64, "send_blocks": 7}"#;
-    assert!(!few(suits.tuned(tuning(entry)), 2, 132));
+    assert!(!few(&suits.tuned(&shapes(entry)), 2, 132));
 }

@@ -85,7 +85,7 @@ impl LlPlan {
     /// What was measured for an operation of `tokens`. Measurements are of one rank's tokens, even where it serves
     /// several sources, and a group over several nodes may have fewer blocks than they used.
     pub(super) fn measured(&self, operation: Operation, tokens: usize, multiprocessors: u32) -> Option<Choice> {
-        let choice = self.tuning.choice(operation, tokens.min(self.max_tokens))?;
+        let choice = self.shapes.choice(operation, tokens.min(self.max_tokens))?;
         Some(choice.at_most(multiprocessors))
     }
 

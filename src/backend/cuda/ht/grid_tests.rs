@@ -24,84 +24,33 @@ fn facts(ranks: usize, channels: Option<usize>) -> GroupFacts {
 fn channels_are_two_blocks_each() {
     for (channels, blocks) in [(1, 2), (4, 8), (1000, 132)] {
         let facts = facts(8, Some(channels));
-        let grid = Grid::new(&facts, &Shapes::default(), COMBINE, 64, H200);
-        assert_eq!(grid.blocks, blocks);
-        assert!(grid.send_blocks >= 1 && grid.send_blocks < blocks);
+        assert_eq!(Grid::new(&facts, &Shapes::default(), COMBINE, 64, H200).blocks, blocks);
+        assert_eq!(blocks_of_zones(&facts, H200), blocks);
     }
-    let own = Grid::new(&facts(4, None), &Shapes::default(), DISPATCH, 64, H200);
-    assert_eq!((own.blocks, own.send_blocks, own.warps), (24, 8, 24));
-    for (ranks, dispatch, combine) in [(2, 9, 9), (3, 9, 9), (4, 8, 9), (8, 8, 9)] {
-        for (kind, senders) in [(DISPATCH, dispatch), (COMBINE, combine)] {
-            let own = Grid::new(&facts(ranks, None), &Shapes::default(), kind, 64, H200);
-            assert_eq!((own.blocks, own.send_blocks), (24, senders));
+}
+
+#[test]
+fn grids_run_at_the_same_time_and_have_both_roles() {
+    let shape = |ranks, channels| [2, 132].map(|multiprocessors| (ranks, channels, multiprocessors));
+    let channels = [None, Some(1), Some(2), Some(8), Some(12), Some(24), Some(48), Some(66), Some(1000)];
+    let of_ranks = |ranks| channels.into_iter().flat_map(move |channels| shape(ranks, channels));
+    for (ranks, channels, multiprocessors) in [1, 2, 3, 4, 5, 8, 72].into_iter().flat_map(of_ranks) {
+        let (facts, device) = (facts(ranks, channels), DeviceLimits { multiprocessors, ..H200 });
+        let most = granted_blocks(&facts).unwrap_or(u32::MAX).min(multiprocessors);
+        let check = |grid: Grid, sends| {
+            assert!(grid.blocks <= most && grid.send_blocks < grid.blocks, "{facts:?}: {grid:?}");
+            assert_eq!(grid.send_blocks > 0, sends, "{facts:?}: {grid:?}");
+        };
+        for (kind, tokens) in [DISPATCH, COMBINE].into_iter().flat_map(|kind| [(kind, 64), (kind, 4096)]) {
+            let grid = Grid::new(&facts, &Shapes::default(), kind, tokens, device);
+            check(grid, ranks > 1);
+            // Senders also cast the rows that stay on their rank.
+            check(grid.of_casts(ranks), true);
+            for top_k in [1, 2, 8, 32] {
+                check(Grid::of_zones(&facts, kind, top_k, blocks_of_zones(&facts, device)), ranks > 1);
+            }
         }
     }
-}
-
-#[test]
-fn ranks_and_blocks_decide_how_many_send() {
-    for (kind, ranks, channels, senders) in [
-        (COMBINE, 2, 66, 49),
-        (COMBINE, 4, 66, 9),
-        (COMBINE, 8, 66, 60),
-        (COMBINE, 8, 48, 44),
-        (COMBINE, 4, 8, 9),
-        (COMBINE, 4, 4, 4),
-        (COMBINE, 2, 8, 6),
-        (DISPATCH, 4, 8, 7),
-        (DISPATCH, 4, 4, 3),
-        (DISPATCH, 2, 8, 6),
-        (DISPATCH, 2, 24, 9),
-        (DISPATCH, 2, 32, 24),
-        (DISPATCH, 4, 24, 8),
-        (DISPATCH, 4, 48, 32),
-        (COMBINE, 2, 16, 10),
-        (COMBINE, 2, 24, 18),
-    ] {
-        let facts = facts(ranks, Some(channels));
-        let grid = Grid::new(&facts, &Shapes::default(), kind, 64, H200);
-        assert_eq!(grid.send_blocks, senders);
-    }
-}
-
-#[test]
-fn many_tokens_of_four_ranks_are_dispatched_by_fewer_blocks() {
-    let grid = |ranks, channels, tokens| {
-        let grid = Grid::new(&facts(ranks, Some(channels)), &Shapes::default(), DISPATCH, tokens, H200);
-        (grid.blocks, grid.send_blocks, grid.of_casts(ranks).blocks)
-    };
-    assert_eq!((grid(4, 66, 2048), grid(4, 66, 2047)), ((32, 8, 132), (132, 44, 132)));
-    assert_eq!(
-        (grid(4, 12, 4096), grid(2, 66, 4096), grid(8, 66, 4096)),
-        ((24, 8, 24), (132, 49, 132), (132, 44, 132))
-    );
-}
-
-#[test]
-fn rows_by_expert_have_fewer_senders_and_all_blocks() {
-    for (channels, top_k, senders) in
-        [(Some(8), 8, (3, 7)), (Some(12), 8, (4, 10)), (Some(12), 2, (9, 8)), (None, 8, (34, 57))]
-    {
-        let blocks = blocks_of_zones(&facts(2, channels), H200);
-        let grid = |kind| Grid::of_zones(&facts(2, channels), kind, top_k, blocks);
-        let (dispatch, combine) = (grid(DISPATCH), grid(COMBINE));
-        assert_eq!((dispatch.send_blocks, combine.send_blocks), senders);
-        assert_eq!(dispatch.blocks, channels.map_or(132, |channels| 2 * channels as u32));
-    }
-    assert_eq!(Grid::of_zones(&facts(1, None), COMBINE, 8, 132).send_blocks, 0);
-}
-
-#[test]
-fn casts_have_more_senders() {
-    for (channels, of_two, of_four) in [(1, 1, 1), (4, 6, 4), (8, 12, 9), (12, 17, 13), (16, 23, 18), (1000, 50, 50)] {
-        for (ranks, senders) in [(2, of_two), (4, of_four)] {
-            let facts = facts(ranks, Some(channels));
-            let grid = Grid::new(&facts, &Shapes::default(), DISPATCH, 64, H200);
-            assert_eq!(grid.of_casts(ranks).send_blocks, senders);
-        }
-    }
-    let alone = Grid::new(&facts(1, Some(12)), &Shapes::default(), DISPATCH, 64, H200);
-    assert_eq!((alone.send_blocks, alone.of_casts(1).send_blocks), (0, 17));
 }
 
 #[test]

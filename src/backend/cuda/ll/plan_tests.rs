@@ -1,7 +1,7 @@
 use super::*;
 use crate::backend::cuda::ll::chunks::{self, Cut};
-use crate::backend::cuda::ll::launch::{DISPATCH_LEAST_THREADS, FewRows};
-use crate::backend::cuda::params::ll::LL_COMBINE_QUEUE_THREADS;
+use crate::backend::cuda::ll::launch::DISPATCH_LEAST_THREADS;
+use crate::backend::cuda::params::ll::{LL_COMBINE_QUEUE_THREADS, LL_FEW_COMBINE_THREADS, LL_FEW_DISPATCH_THREADS};
 use crate::model::node_view::tests::view;
 use crate::model::ops::{HandleForm, IntWidth};
 use crate::model::tensor::RowType;
@@ -116,18 +116,6 @@ fn dispatch_grid(plan: &LlPlan, tokens: usize, multiprocessors: u32) -> (Grid, u
     plan.dispatch_grid(tokens, multiprocessors, MULTIPROCESSORS_PER_SENDER, LL_DISPATCH_THREADS)
 }
 
-#[test]
-fn casts_have_more_senders_with_two_ranks() {
-    for (ranks, senders) in [(2, 44), (4, 33)] {
-        let facts = GroupFacts { ranks, ..facts(128, LlCombineMode::Reduce) };
-        let plan = LlPlan::new(&facts, &one_node(ranks)).unwrap();
-        let handle = plan.of_handle(&routing(128), 132).unwrap();
-        assert_eq!(handle.dispatch.grid.send_blocks, 33);
-        assert_eq!(handle.cast_dispatch.grid.send_blocks, senders);
-        assert_eq!(handle.cast_dispatch.grid.blocks, 132);
-    }
-}
-
 /// The shapes in a file with these entries for 8 ranks.
 fn shapes(entries: &str) -> Shapes {
     let head = r#""format": "nccl_ep tuning", "version": 1, "gpu": "G", "ranks": 8"#;
@@ -188,8 +176,9 @@ fn grids_grow_with_the_work_and_stay_resident() {
         let mut last = 0;
         for tokens in [1, 4, 5, 16, 64, 128, 256, 1024] {
             let plan = LlPlan::new(&facts(tokens, LlCombineMode::Reduce), &one_node(8)).unwrap();
-            let (dispatch, _) = dispatch_grid(&plan, tokens, multiprocessors);
-            for grid in [dispatch, plan.combine_grid(tokens, multiprocessors)] {
+            let handle = plan.of_handle(&routing(tokens), multiprocessors).unwrap();
+            let dispatch = handle.dispatch.grid;
+            for grid in [dispatch, handle.scaled_dispatch.grid, handle.cast_dispatch.grid, handle.combine] {
                 assert!(grid.blocks <= multiprocessors);
                 assert!(grid.send_blocks >= 1 && grid.receive_blocks >= 1);
                 assert!(grid.send_blocks + grid.receive_blocks >= grid.blocks);
@@ -224,7 +213,8 @@ fn few_tokens_have_blocks_of_each_kind() {
             let lengths = [few.short_bytes, few.short_bytes + 1];
             let kinds = lengths.iter().flat_map(|bytes| [true, false].map(|by_rank| (*bytes, by_rank)));
             for (dispatch, by_rank) in kinds.map(|(bytes, by_rank)| (few.of_rows(bytes, by_rank), by_rank)) {
-                let Grid { blocks, send_blocks, receive_blocks, .. } = dispatch.grid;
+                let Grid { blocks, threads, send_blocks, receive_blocks } = dispatch.grid;
+                assert!(threads.is_multiple_of(32) && threads <= LL_FEW_DISPATCH_THREADS);
                 assert!(blocks <= multiprocessors && send_blocks + receive_blocks < blocks && receive_blocks >= 2);
                 assert!(tokens == 0 || send_blocks >= 1);
                 let serving = dispatch.serve_blocks;
@@ -232,10 +222,11 @@ fn few_tokens_have_blocks_of_each_kind() {
                 assert!(serving <= if by_rank && ranks > 2 { multiprocessors / 2 } else { multiprocessors });
                 assert!(tokens == 0 || serving + 1 < receive_blocks);
             }
-            let Some(Grid { blocks, send_blocks, receive_blocks, .. }) = few.combine else {
+            let Some(Grid { blocks, threads, send_blocks, receive_blocks }) = few.combine else {
                 assert!(ranks * tokens > if ranks <= 2 && tokens == max_tokens { 32 } else { 16 });
                 continue;
             };
+            assert!(threads.is_multiple_of(32) && threads <= LL_FEW_COMBINE_THREADS);
             assert!(blocks <= multiprocessors && send_blocks + receive_blocks < blocks && send_blocks >= 1);
             assert!(tokens == 0 || receive_blocks >= 1);
         }
@@ -243,24 +234,11 @@ fn few_tokens_have_blocks_of_each_kind() {
 }
 
 #[test]
-fn warps_of_few_tokens_have_a_chunk_each() {
-    let threads = |ranks, tokens| {
-        let facts = GroupFacts { ranks, row_bytes: 14_336, ..facts(tokens, LlCombineMode::Reduce) };
-        let plan = LlPlan::new(&facts, &one_node(ranks)).unwrap();
-        let few = plan.of_handle(&routing(tokens), 132).unwrap().few.unwrap();
-        [few.dispatch, few.short_dispatch].map(|dispatch| dispatch.grid.threads)
-    };
-    assert_eq!((threads(2, 8), threads(2, 16), threads(2, 32)), ([256; 2], [512; 2], [768; 2]));
-    assert_eq!((threads(4, 6), threads(4, 8), threads(4, 16)), ([256; 2], [512, 256], [768, 512]));
-}
-
-#[test]
 fn not_all_operations_are_of_few_tokens() {
-    let few_of = |plan: &LlPlan, tokens, top_k, multiprocessors| {
-        let routing = Routing { top_k, ..routing(tokens) };
+    let few = |plan: &LlPlan, top_k, multiprocessors| {
+        let routing = Routing { top_k, ..routing(1) };
         plan.of_handle(&routing, multiprocessors).unwrap().few.is_some()
     };
-    let few = |plan: &LlPlan, top_k, multiprocessors| few_of(plan, 1, top_k, multiprocessors);
     let plan = |ranks, max_tokens, view: &NodeView| {
         LlPlan::new(&GroupFacts { ranks, ..facts(max_tokens, LlCombineMode::Reduce) }, view).unwrap()
     };
@@ -268,18 +246,6 @@ fn not_all_operations_are_of_few_tokens() {
     assert!(few(&suits, 31, 5) && !few(&suits, 32, 5) && !few(&suits, 31, 4));
     assert!(few(&plan(8, 17, &one_node(8)), 2, 132) && !few(&plan(8, 2, &two_nodes(8)), 2, 132));
     assert!(!few(&plan(16, 1, &one_node(16)), 2, 132));
-    let of_some = |ranks, tokens| few_of(&plan(ranks, tokens + 1, &one_node(ranks)), tokens, 2, 132);
-    assert_eq!(
-        [(2, 16), (2, 17), (4, 16), (4, 17)].map(|(ranks, tokens)| of_some(ranks, tokens)),
-        [true, false, true, false]
-    );
-    let rows = |ranks, max_tokens| {
-        let FewRows { by_rank, scaled, plain, plain_of_view } =
-            plan(ranks, max_tokens, &one_node(ranks)).few_rows(max_tokens);
-        [by_rank, scaled, plain, plain_of_view]
-    };
-    assert_eq!((rows(2, 32), rows(8, 2), rows(2, 64)), ([true; 4], [true; 4], [true, true, false, false]));
-    assert_eq!((rows(8, 4), rows(8, 5)), ([true, true, false, true], [true, false, false, true]));
     let entry = r#"{"operation": "ll_combine", "tokens": 1, "blocks": 7, "threads": 64, "send_blocks": 7}"#;
     assert!(!few(&suits.tuned(&shapes(entry)), 2, 132));
 }

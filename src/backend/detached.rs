@@ -5,7 +5,6 @@ use once_cell::sync::Lazy;
 use parking_lot::{Condvar, Mutex};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread::Builder;
 use std::time::Duration;
@@ -80,43 +79,46 @@ impl Spares {
     }
 }
 
-/// How many of the works that [`start`] was given have not ended.
-static AT_WORK: AtomicUsize = AtomicUsize::new(0);
+/// The works that [`start`] was given.
+struct Works {
+    /// How many have not ended.
+    running: usize,
+    /// What must not be dropped while any is running.
+    kept: Vec<Box<dyn Send>>,
+}
+
+static WORKS: Mutex<Works> = Mutex::new(Works { running: 0, kept: Vec::new() });
+
+impl Works {
+    /// One has ended; returns what may be dropped now.
+    fn end(&mut self) -> Vec<Box<dyn Send>> {
+        self.running -= 1;
+        if self.running == 0 { std::mem::take(&mut self.kept) } else { Vec::new() }
+    }
+}
 
 struct AtWork;
 
 impl AtWork {
     fn begin() -> Self {
-        AT_WORK.fetch_add(1, Ordering::SeqCst);
+        WORKS.lock().running += 1;
         Self
     }
 }
 
 impl Drop for AtWork {
     fn drop(&mut self) {
-        AT_WORK.fetch_sub(1, Ordering::SeqCst);
-        drop_kept_if_idle();
+        let _dropped_unlocked = WORKS.lock().end();
     }
 }
-
-/// What must not be dropped while any work is running.
-static KEPT: Mutex<Vec<Box<dyn Send>>> = Mutex::new(Vec::new());
 
 /// Drops `thing` once no work is running: now, if work ends within a moment, or later in a worker thread.
 pub fn drop_when_idle(thing: impl Send + 'static) {
     if is_at_work() {
-        KEPT.lock().push(Box::new(thing));
-        drop_kept_if_idle();
-    }
-}
-
-fn drop_kept_if_idle() {
-    let mut kept = KEPT.lock();
-    // Under the lock: whoever keeps something later may do so for work that has begun by then.
-    if AT_WORK.load(Ordering::SeqCst) == 0 {
-        let ended = std::mem::take(&mut *kept);
-        drop(kept);
-        drop(ended);
+        let mut works = WORKS.lock();
+        if works.running > 0 {
+            works.kept.push(Box::new(thing));
+        }
     }
 }
 
@@ -124,7 +126,7 @@ fn drop_kept_if_idle() {
 fn is_at_work() -> bool {
     const LOOKS: usize = 100;
     (0..LOOKS).all(|_| {
-        let goes_on = AT_WORK.load(Ordering::SeqCst) > 0;
+        let goes_on = WORKS.lock().running > 0;
         if goes_on {
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -244,16 +246,9 @@ mod tests {
     }
 
     #[test]
-    fn work_that_ends_drops_nothing_that_is_kept_for_later_work() {
-        let mut kept = KEPT.lock();
-        let first = AtWork::begin();
-        let ending = std::thread::spawn(move || drop(first));
-        std::thread::sleep(Duration::from_millis(20));
-        let _second = AtWork::begin();
-        let dropped = Arc::new(AtomicBool::new(false));
-        kept.push(Box::new(Kept(Arc::clone(&dropped))));
-        drop(kept);
-        ending.join().unwrap();
-        assert!(!dropped.load(Ordering::SeqCst));
+    fn work_that_ends_drops_nothing_while_other_work_is_running() {
+        let mut works = Works { running: 2, kept: vec![Box::new(7)] };
+        assert!(works.end().is_empty() && works.kept.len() == 1);
+        assert!(works.end().len() == 1 && works.kept.is_empty());
     }
 }

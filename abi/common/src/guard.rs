@@ -8,7 +8,6 @@ use nccl_ep_core::session::group::Group;
 use nccl_ep_core::{fork, log, nvtx};
 use std::cell::RefCell;
 use std::ffi::{c_char, c_int};
-use std::mem::MaybeUninit;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -110,13 +109,6 @@ pub unsafe fn write_out<T>(name: &str, out: *mut T, value: T) -> Result<()> {
     // SAFETY: not NULL (checked), so by contract writable.
     unsafe { out.write(value) };
     Ok(())
-}
-
-/// The number in an enumerator that a caller has set.
-pub fn number<E: Copy>(enumerator: MaybeUninit<E>) -> u32 {
-    const { assert!(size_of::<E>() == size_of::<u32>()) };
-    // SAFETY: the enum is 4 bytes of a struct that was copied, or an argument; u32 takes every bit pattern.
-    unsafe { enumerator.as_ptr().cast::<u32>().read() }
 }
 
 /// Refuses a NULL result pointer.

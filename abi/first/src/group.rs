@@ -8,7 +8,6 @@ use crate::texts;
 use crate::types::{
     cudaStream_t, ncclComm_t, ncclEpAllocFn_t, ncclEpFreeFn_t, ncclEpGroup_t, ncclEpGroupConfig_t, ncclResult_t,
 };
-use nccl_ep_abi::guard::number;
 use nccl_ep_abi::{process, refuse};
 use nccl_ep_core::error::{Error, Result};
 use nccl_ep_core::log;
@@ -108,7 +107,7 @@ pub unsafe extern "C" fn ncclEpGroupDestroy(ep_group: ncclEpGroup_t, stream: cud
 /// `config` is NULL or points to an `ncclEpGroupConfig_t`, or to a longer structure.
 unsafe fn first_generation(config: *const ncclEpGroupConfig_t) -> Result<()> {
     // SAFETY: this function's contract; the second field has four bytes, whatever they mean.
-    let second = unsafe { config.as_ref() }.map(|raw| number(raw.algorithm));
+    let second = unsafe { config.as_ref() }.map(|raw| raw.algorithm);
     if second == Some(LATER_MAGIC) {
         return Err(refuse::argument(
             "config",
@@ -143,7 +142,7 @@ unsafe fn group_config(config: *const ncclEpGroupConfig_t) -> Result<GroupSettin
     }
     let given = |count: c_uint| (count > 0).then_some(count as usize);
     Ok(GroupSettings {
-        algorithm: nccl_ep_abi::algorithm(number(algorithm))?,
+        algorithm: nccl_ep_abi::algorithm(algorithm)?,
         experts: num_experts as usize,
         max_tokens: given(max_tokens_per_rank),
         row_bytes: token_size_bytes as usize,

@@ -3,15 +3,11 @@
 
 use crate::objects::{GUARD, Group, check_out, on_group, write_out};
 use crate::owners;
-use crate::types::{
-    ncclDataType_t, ncclEpGroup_t, ncclEpTensorFlags_t, ncclEpTensorTag_t, ncclNDTensor_t, ncclResult_t,
-};
-use nccl_ep_abi::guard::number;
+use crate::types::{ncclDataType_t, ncclEpGroup_t, ncclEpTensorFlags_t, ncclNDTensor_t, ncclResult_t, raw};
 use nccl_ep_abi::refuse;
 use nccl_ep_core::error::{Code, Error, Result};
 use nccl_ep_core::model::tensor::{DType, DevPtr, MAX_DIMS};
 use std::ffi::{c_uint, c_void};
-use std::mem::MaybeUninit;
 
 /// Allocates a dense tensor in device memory and fills in its descriptor. Local. The data is not initialised. While a
 /// stream is being captured this works as usual, outside of the graph, and `alloc_fn` may call `cudaMalloc`; the same
@@ -37,7 +33,7 @@ pub unsafe extern "C" fn ncclEpTensorCreate(
     tensor: *mut ncclNDTensor_t,
     ndim: c_uint,
     datatype: ncclDataType_t,
-    tag: MaybeUninit<ncclEpTensorTag_t>,
+    tag: raw::ncclEpTensorTag_t,
     size0: c_uint,
     size1: c_uint,
     size2: c_uint,
@@ -62,8 +58,8 @@ pub unsafe extern "C" fn ncclEpTensorCreate(
             strides,
             datatype,
             data: data.0 as *mut c_void,
-            tag: number(tag),
-            flags: MaybeUninit::new(ncclEpTensorFlags_t::NCCL_EP_TENSOR_FLAG_NONE),
+            tag,
+            flags: ncclEpTensorFlags_t::NCCL_EP_TENSOR_FLAG_NONE as c_uint,
         };
         // SAFETY: this function's contract.
         unsafe { write_out("tensor", tensor, made) }

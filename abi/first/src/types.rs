@@ -1,12 +1,12 @@
 //! The types of the C interface, exactly as they lie in memory (x86-64 and AArch64 Linux).
 //!
 //! cbindgen turns this file and the exported functions into `include/nccl_ep.h`, so the comments here are the
-//! documentation that C programmers read. Enums that a caller passes in are `MaybeUninit`: any bit
-//! pattern may arrive, and cbindgen prints the bare enum.
+//! documentation that C programmers read. Enums that a caller passes in are of `raw`.
 #![allow(non_camel_case_types)] // C names, as the ABI dictates.
 
 use std::ffi::{c_int, c_uint, c_ulong, c_void};
-use std::mem::MaybeUninit;
+
+nccl_ep_abi::raw!(ncclEpAlgorithm_t, ncclEpTensorFlags_t, ncclEpTensorTag_t);
 
 /// NCCL's result type; see `nccl.h`.
 pub type ncclResult_t = c_int;
@@ -115,7 +115,7 @@ pub struct ncclNDTensor_t {
     /// An `ncclEpTensorTag_t`.
     pub tag: c_uint,
     /// Not read.
-    pub flags: MaybeUninit<ncclEpTensorFlags_t>,
+    pub flags: raw::ncclEpTensorFlags_t,
 }
 
 /// Configuration of a group; the same on every rank.
@@ -125,7 +125,7 @@ pub struct ncclEpGroupConfig_t {
     /// Must be 1.
     pub version: c_uint,
     /// LL or HT.
-    pub algorithm: MaybeUninit<ncclEpAlgorithm_t>,
+    pub algorithm: raw::ncclEpAlgorithm_t,
     /// Experts over all ranks, E: a positive multiple of the number of ranks R. Expert `g` lives on rank `g / L` as
     /// local expert `g % L`, where L = E / R.
     pub num_experts: c_uint,

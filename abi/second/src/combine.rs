@@ -9,7 +9,6 @@ use crate::types::{
     cudaStream_t, ncclEpCombQuant_t, ncclEpCombineConfig_t, ncclEpCombineInputs_t, ncclEpCombineOutputs_t,
     ncclEpCompleteConfig_t, ncclEpHandle_t, ncclResult_t,
 };
-use nccl_ep_abi::guard::number;
 use nccl_ep_abi::refuse;
 use nccl_ep_core::error::Result;
 use nccl_ep_core::model::group::Algorithm;
@@ -63,7 +62,7 @@ pub unsafe extern "C" fn ncclEpCombine(
         // SAFETY: this function's contract.
         unsafe {
             let config = read::optional("config", config)?;
-            let recipe = config.as_ref().map_or(0, |config| number(config.quant_recipe));
+            let recipe = config.as_ref().map_or(0, |config| config.quant_recipe);
             if recipe == NVFP4 {
                 return Err(not_served(RECIPE, "NCCL_EP_COMB_QUANT_NVFP4"));
             }

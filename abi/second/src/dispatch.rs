@@ -12,7 +12,6 @@ use crate::types::{
     cudaStream_t, ncclEpDispatchConfig_t, ncclEpDispatchInputs_t, ncclEpDispatchOutputs_t, ncclEpHandle_t,
     ncclEpLayoutInfo_t, ncclResult_t,
 };
-use nccl_ep_abi::guard::number;
 use nccl_ep_abi::refuse;
 use nccl_ep_core::error::Result;
 use nccl_ep_core::model::group::Algorithm;
@@ -114,7 +113,7 @@ pub unsafe extern "C" fn ncclEpDispatch(
 impl Dispatch {
     /// Checks numeric options except for the direction; returns the recipe.
     fn check(&self, algorithm: Algorithm) -> Result<Recipe> {
-        let recipe = self.config.as_ref().map(|it| number(it.quant_recipe));
+        let recipe = self.config.as_ref().map(|it| it.quant_recipe);
         let recipe = Recipe::of(recipe.unwrap_or(0), algorithm)?;
         known("layout_info.recv_topk_idx_kind", self.id_kind(), 2)?;
         Ok(recipe)
@@ -122,7 +121,7 @@ impl Dispatch {
 
     /// How received ids are numbered.
     fn id_kind(&self) -> u32 {
-        self.info.as_ref().map_or(0, |it| number(it.recv_topk_idx_kind))
+        self.info.as_ref().map_or(0, |it| it.recv_topk_idx_kind)
     }
 
     /// # Safety

@@ -5,10 +5,10 @@ use crate::enums::ncclEpLayout_t;
 use crate::objects::{GUARD, Group, HANDLES, Handle, Layout, check_out, on_group, on_handle, write_out};
 use crate::read;
 use crate::types::{
-    cudaStream_t, ncclEpGroup_t, ncclEpHandle_t, ncclEpHandleConfig_t, ncclEpLayoutInfo_t, ncclEpTensor_t, ncclResult_t,
+    cudaStream_t, ncclEpGroup_t, ncclEpHandle_t, ncclEpHandleConfig_t, ncclEpLayoutInfo_t, ncclEpTensor_t,
+    ncclResult_t, raw,
 };
 use crate::{routing, tensor};
-use nccl_ep_abi::guard::number;
 use nccl_ep_abi::refuse;
 use nccl_ep_core::error::{Code, Error, Result};
 use nccl_ep_core::model::group::{Algorithm, MAX_TOP_K};
@@ -16,7 +16,6 @@ use nccl_ep_core::model::ops::{HandleForm, Stream};
 use nccl_ep_core::model::tensor::{DType, Tensor};
 use nccl_ep_core::{rule, session};
 use std::ffi::c_int;
-use std::mem::MaybeUninit;
 use std::sync::Arc;
 
 /// Gets how many bytes of memory `ncclEpInitHandle` needs for a handle. Local.
@@ -34,7 +33,7 @@ use std::sync::Arc;
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclEpHandleMemSize(
     ep_group: ncclEpGroup_t,
-    layout: MaybeUninit<ncclEpLayout_t>,
+    layout: raw::ncclEpLayout_t,
     config: *const ncclEpHandleConfig_t,
     size: *mut usize,
     num_topk: c_int,
@@ -43,7 +42,7 @@ pub unsafe extern "C" fn ncclEpHandleMemSize(
         // SAFETY: this function's contract.
         let config = unsafe { read::optional("config", config) }?;
         check_out("size", size)?;
-        let layout = check_shape(&group, number(layout), config.as_ref())?;
+        let layout = check_shape(&group, layout, config.as_ref())?;
         let top_k = top_k(&group, "num_topk", i64::from(num_topk))?;
         let form = layout.form(&group.kept);
         let bytes = group.session.handle_bytes(top_k, form)?;
@@ -80,7 +79,7 @@ pub unsafe extern "C" fn ncclEpHandleMemSize(
 pub unsafe extern "C" fn ncclEpInitHandle(
     handle: *mut ncclEpHandle_t,
     ep_group: ncclEpGroup_t,
-    layout: MaybeUninit<ncclEpLayout_t>,
+    layout: raw::ncclEpLayout_t,
     config: *const ncclEpHandleConfig_t,
     num_topk: c_int,
     handle_mem: *const ncclEpTensor_t,
@@ -92,7 +91,7 @@ pub unsafe extern "C" fn ncclEpInitHandle(
             let config = read::optional("config", config)?;
             (config, tensor::optional(&group, "handle_mem", handle_mem)?)
         };
-        let layout = check_shape(&group, number(layout), config.as_ref())?;
+        let layout = check_shape(&group, layout, config.as_ref())?;
         let top_k = top_k(&group, "num_topk", i64::from(num_topk))?;
         let (session, form) = (Arc::clone(&group.session), layout.form(&group.kept));
         let core = match memory {
@@ -173,7 +172,7 @@ pub unsafe extern "C" fn ncclEpUpdateHandle(
 pub unsafe extern "C" fn ncclEpCreateHandle(
     handle: *mut ncclEpHandle_t,
     ep_group: ncclEpGroup_t,
-    layout: MaybeUninit<ncclEpLayout_t>,
+    layout: raw::ncclEpLayout_t,
     topk_idx: *const ncclEpTensor_t,
     layout_info: *const ncclEpLayoutInfo_t,
     config: *const ncclEpHandleConfig_t,
@@ -184,7 +183,7 @@ pub unsafe extern "C" fn ncclEpCreateHandle(
         let config = unsafe { read::optional("config", config) };
         // The other ranks must learn of a refusal.
         let given = check_out("handle", handle).and(config).and_then(|config| {
-            let layout = check_shape(&group, number(layout), config.as_ref());
+            let layout = check_shape(&group, layout, config.as_ref());
             // A bad struct prefix is refused before the layout.
             let of = layout.as_ref().ok().copied();
             // SAFETY: as above.

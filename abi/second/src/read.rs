@@ -9,7 +9,6 @@ use crate::types::{
     ncclEpDispatchConfig_t, ncclEpDispatchInputs_t, ncclEpDispatchOutputs_t, ncclEpGroupConfig_t, ncclEpHandleConfig_t,
     ncclEpLayoutInfo_t, ncclEpTensor, ncclEpTensorAllocConfig_t,
 };
-use nccl_ep_abi::guard::number;
 use nccl_ep_abi::refuse;
 use nccl_ep_core::error::{Code, Error, Result};
 use nccl_ep_core::model::group::Algorithm;
@@ -118,9 +117,9 @@ pub fn known(name: &str, number: u32, last: u32) -> Result<()> {
 }
 
 /// Whether an operation is in the backward pass, which LL lacks.
-pub fn is_backward<E: Copy>(algorithm: Algorithm, direction: Option<MaybeUninit<E>>) -> Result<bool> {
+pub fn is_backward(algorithm: Algorithm, direction: Option<u32>) -> Result<bool> {
     let name = "config.pass_direction";
-    let direction = direction.map_or(0, number);
+    let direction = direction.unwrap_or(0);
     known(name, direction, 1)?;
     match (direction, algorithm) {
         (0, _) => Ok(false),

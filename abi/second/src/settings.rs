@@ -4,7 +4,6 @@ use crate::enums::ncclEpOverflowPolicy_t;
 use crate::read::known;
 use crate::texts::not_served;
 use crate::types::{ncclEpAllocConfig_t, ncclEpGroupConfig_t};
-use nccl_ep_abi::guard::number;
 use nccl_ep_abi::refuse;
 use nccl_ep_core::env::LaterEnv;
 use nccl_ep_core::error::{Code, Error, Result};
@@ -46,7 +45,7 @@ pub fn with_environment(mut config: ncclEpGroupConfig_t, env: &LaterEnv) -> Resu
 
 /// Checks what the core does not know of.
 pub fn of(config: &ncclEpGroupConfig_t) -> Result<(GroupSettings, Kept)> {
-    let algorithm = nccl_ep_abi::algorithm(number(config.algorithm))?;
+    let algorithm = nccl_ep_abi::algorithm(config.algorithm)?;
     match algorithm {
         Algorithm::LowLatency if config.enable_mask != 0 => {
             return Err(not_served("config.enable_mask", "a mask of lost ranks"));
@@ -55,8 +54,8 @@ pub fn of(config: &ncclEpGroupConfig_t) -> Result<(GroupSettings, Kept)> {
         Algorithm::HighThroughput => high_throughput(config)?,
     }
     allocator(&config.alloc)?;
-    known("config.overflow_policy", number(config.overflow_policy), 2)?;
-    known("config.zero_copy", number(config.zero_copy), 2)?;
+    known("config.overflow_policy", config.overflow_policy, 2)?;
+    known("config.zero_copy", config.zero_copy, 2)?;
     let tokens = config.max_dispatch_tokens_per_rank;
     if tokens == 0 {
         let error = refuse::argument("config.max_dispatch_tokens_per_rank", "must be positive");
@@ -66,7 +65,7 @@ pub fn of(config: &ncclEpGroupConfig_t) -> Result<(GroupSettings, Kept)> {
     let given = |number: c_uint| (is_ht && number > 0).then_some(number as usize);
     let kept = Kept {
         recv_rows: given(config.max_recv_tokens_per_rank),
-        drops: is_ht && number(config.overflow_policy) == DROP,
+        drops: is_ht && config.overflow_policy == DROP,
         top_k: given(config.num_topk),
         enable_mask: config.enable_mask != 0,
     };
@@ -104,7 +103,7 @@ fn high_throughput(config: &ncclEpGroupConfig_t) -> Result<()> {
         let error = refuse::argument("config.num_topk", "must be at most the number of experts");
         return Err(error.got(config.num_topk, format_args!("{} or less", config.num_experts)));
     }
-    if number(config.overflow_policy) == DROP && rows == 0 {
+    if config.overflow_policy == DROP && rows == 0 {
         let text = "config.overflow_policy: must not be NCCL_EP_OVERFLOW_DROP without max_recv_tokens_per_rank";
         return Err(Error::new(Code::InvalidUsage, text));
     }
@@ -147,7 +146,7 @@ mod tests {
         let mut config: ncclEpGroupConfig_t = unsafe { MaybeUninit::zeroed().assume_init() };
         config.size = size_of::<ncclEpGroupConfig_t>() as c_uint;
         config.magic = MAGIC;
-        config.algorithm = MaybeUninit::new(algorithm);
+        config.algorithm = algorithm as c_uint;
         config.num_experts = 8;
         config.max_dispatch_tokens_per_rank = 5;
         config.max_recv_tokens_per_rank = 10;

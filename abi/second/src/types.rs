@@ -1,15 +1,21 @@
 //! The types of the C interface, exactly as they lie in memory (x86-64 and AArch64 Linux).
 //!
 //! cbindgen turns this file, `enums` and the exported functions into the headers, so the comments here are the
-//! documentation that C programmers read. Enums that a caller passes in are `MaybeUninit`: any bit
-//! pattern may arrive, and cbindgen prints the bare enum.
+//! documentation that C programmers read. Enums that a caller passes in are of `raw`.
 #![allow(non_camel_case_types)] // C names, as the ABI dictates.
 
-use crate::enums::{
-    ncclEpAlgorithm_t, ncclEpExpertIdKind_t, ncclEpOverflowPolicy_t, ncclEpPassDir_t, ncclEpZeroCopyMode_t,
-};
 use std::ffi::{c_int, c_uint, c_ulong, c_void};
-use std::mem::MaybeUninit;
+
+nccl_ep_abi::raw!(
+    ncclEpAlgorithm_t,
+    ncclEpCombQuant_t,
+    ncclEpDispQuant_t,
+    ncclEpExpertIdKind_t,
+    ncclEpLayout_t,
+    ncclEpOverflowPolicy_t,
+    ncclEpPassDir_t,
+    ncclEpZeroCopyMode_t
+);
 
 /// NCCL's result type; see `nccl.h`.
 pub type ncclResult_t = c_int;
@@ -127,7 +133,7 @@ pub struct ncclEpGroupConfig_t {
     /// `NCCL_EP_API_VERSION`. Not read: `size` tells which fields there are.
     pub version: c_uint,
     /// LL or HT.
-    pub algorithm: MaybeUninit<ncclEpAlgorithm_t>,
+    pub algorithm: raw::ncclEpAlgorithm_t,
     /// Experts over all ranks, E: a positive multiple of the number of ranks R. Expert `g` lives on rank `g / L` as
     /// local expert `g % L`, where L = E / R.
     pub num_experts: c_uint,
@@ -154,9 +160,9 @@ pub struct ncclEpGroupConfig_t {
     /// How long an operation waits for another rank; 0: 100 seconds. NCCL_EP_TIMEOUT_MS overrides it.
     pub timeout_ns: u64,
     /// Whether tensors are in windows. Any value works, as memory outside of windows serves as well.
-    pub zero_copy: MaybeUninit<ncclEpZeroCopyMode_t>,
+    pub zero_copy: raw::ncclEpZeroCopyMode_t,
     /// HT: what happens to rows (expert-major: slots) beyond `max_recv_tokens_per_rank`.
-    pub overflow_policy: MaybeUninit<ncclEpOverflowPolicy_t>,
+    pub overflow_policy: raw::ncclEpOverflowPolicy_t,
     /// HT: largest K of a handle, at most E. 0: any, but expert-major handles then need `max_recv_tokens_per_rank`.
     pub num_topk: c_uint,
     /// Not read.
@@ -188,7 +194,7 @@ pub struct ncclEpLayoutInfo_t {
     /// `expert_counters` are. LL: not read.
     pub recv_total_counter: *mut ncclEpTensor_t,
     /// How received ids are numbered; read by a dispatch.
-    pub recv_topk_idx_kind: MaybeUninit<ncclEpExpertIdKind_t>,
+    pub recv_topk_idx_kind: raw::ncclEpExpertIdKind_t,
     /// Not read.
     pub padding_v2: [u8; 4],
 }
@@ -284,9 +290,9 @@ pub struct ncclEpDispatchConfig_t {
     /// Not 0: a cast's scales are powers of two. Must be 0 with `NCCL_EP_DISP_QUANT_FWD`.
     pub round_scales: c_uint,
     /// The pass; LL has no backward one.
-    pub pass_direction: MaybeUninit<ncclEpPassDir_t>,
+    pub pass_direction: raw::ncclEpPassDir_t,
     /// How rows travel.
-    pub quant_recipe: MaybeUninit<ncclEpDispQuant_t>,
+    pub quant_recipe: raw::ncclEpDispQuant_t,
 }
 
 /// Options of a combine.
@@ -300,9 +306,9 @@ pub struct ncclEpCombineConfig_t {
     /// LL: if not 0, only send now; `ncclEpComplete` receives. HT: no effect.
     pub send_only: c_uint,
     /// The pass; LL has no backward one.
-    pub pass_direction: MaybeUninit<ncclEpPassDir_t>,
+    pub pass_direction: raw::ncclEpPassDir_t,
     /// Only `NCCL_EP_COMB_QUANT_NONE` is served.
-    pub quant_recipe: MaybeUninit<ncclEpCombQuant_t>,
+    pub quant_recipe: raw::ncclEpCombQuant_t,
 }
 
 /// Options of a completion: none.

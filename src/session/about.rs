@@ -8,7 +8,7 @@ use std::fmt::{Display, Formatter, Result};
 #[derive(Debug)]
 pub struct About {
     /// The rank's device, by the process's numbering.
-    pub device: usize,
+    pub(super) device: usize,
     pub(super) facts: GroupFacts,
     pub(super) nodes: usize,
     /// How their sums are added.

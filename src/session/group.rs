@@ -4,6 +4,7 @@ use crate::backend::device::{Blocks, Device, EnteredDevice, OwnStream};
 use crate::backend::{Faults, OpenGroup};
 use crate::error::refusal::{Extent, InSequence, OfTensor, Role, Subject};
 use crate::error::{Code, Context, Error, Result};
+use crate::log;
 use crate::model::group::{ByMode, GroupFacts, MAX_TOP_K};
 use crate::model::handle_state::block_bytes;
 use crate::model::ops::{HandleForm, STAGED_SLOTS, StagedSlot, Stream, ViewBank};
@@ -145,9 +146,12 @@ impl Group {
         })
     }
 
-    /// The description to print, if anybody asked for one.
-    pub fn about(&self) -> Option<&About> {
-        self.about.as_ref()
+    /// Prints `version`, the library's, and a description of the group, each if asked for.
+    pub fn tell(&self, version: &str) {
+        log::version(version);
+        if let Some(about) = &self.about {
+            log::group(about.device, &format_args!("{version}, {about}"));
+        }
     }
 
     /// The checks to make in each call, if asked for.

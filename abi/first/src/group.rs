@@ -10,7 +10,6 @@ use crate::types::{
 };
 use nccl_ep_abi::{process, refuse};
 use nccl_ep_core::error::{Error, Result};
-use nccl_ep_core::log;
 use nccl_ep_core::model::group::{GroupSettings, LlCombineMode};
 use nccl_ep_core::model::ops::Stream;
 use nccl_ep_core::session;
@@ -57,10 +56,7 @@ pub unsafe extern "C" fn ncclEpCreateGroup(
         let config = claim.as_ref().map_err(Error::clone).and(config);
         let stream = Some(Stream(stream as usize));
         let session = session::create::group(comm as usize, config, texts::text, stream)?.keeping(claim?);
-        log::version(info::VERSION);
-        if let Some(about) = session.about() {
-            log::group(about.device, &format_args!("{}, {about}", info::VERSION));
-        }
+        session.tell(info::version());
         let allocator = Arc::new(Allocator { alloc: alloc_fn, free: free_fn, device: session.device() });
         let number = Group::register(session, allocator);
         // SAFETY: this function's contract.

@@ -7,18 +7,15 @@ use crate::types::{NCCL_EP_MAJOR, NCCL_EP_MINOR, NCCL_EP_PATCH, ncclEpGroup_t, n
 use nccl_ep_core::{fork, log};
 use std::ffi::{c_char, c_int};
 
-macro_rules! version {
-    () => {
-        concat!(env!("CARGO_PKG_VERSION"), "+cuda", env!("NCCL_EP_CUDA_VERSION"))
-    };
-}
-
 /// `strings libnccl_ep.so` shows this line; the zeros keep it apart from its neighbours in the file.
 #[used]
-static BANNER: &str = concat!("\0NCCL EP version ", version!(), "\0");
+static BANNER: &str =
+    concat!("\0NCCL EP version ", env!("CARGO_PKG_VERSION"), "+cuda", env!("NCCL_EP_CUDA_VERSION"), "\0");
 
 /// The version as log lines have it.
-pub(crate) const VERSION: &str = concat!("NCCL EP version ", version!());
+pub(crate) fn version() -> &'static str {
+    BANNER.trim_matches('\0')
+}
 
 const VERSION_NUMBER: c_int = NCCL_EP_MAJOR * 10_000 + NCCL_EP_MINOR * 100 + NCCL_EP_PATCH;
 

@@ -48,10 +48,7 @@ pub unsafe extern "C" fn ncclEpCreateGroup(
         let core = settings.clone().map(|(core, _)| core);
         let session = session::create::group(comm as usize, core, texts::text, None)?;
         let (_, kept) = settings?;
-        log::version(info::VERSION);
-        if let Some(about) = session.about() {
-            log::group(about.device, &format_args!("{}, {about}", info::VERSION));
-        }
+        session.tell(info::version());
         let allocator = Allocator::of(&config.alloc, session.device());
         let session = session.keeping(claim?).with_blocks_from(allocator.clone());
         let comm = Communicator::open(comm as usize)?;

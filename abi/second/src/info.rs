@@ -8,18 +8,14 @@ use nccl_ep_core::error::{Code, Error};
 use nccl_ep_core::fork;
 use std::ffi::c_int;
 
-macro_rules! version {
-    () => {
-        concat!("0.2.0+cuda", env!("NCCL_EP_CUDA_VERSION"))
-    };
-}
-
 /// A client finds this line in the file and compares the CUDA version; the zeros separate it from its neighbours there.
 #[used]
-static BANNER: &str = concat!("\0NCCL EP version ", version!(), "\0");
+static BANNER: &str = concat!("\0NCCL EP version 0.2.0+cuda", env!("NCCL_EP_CUDA_VERSION"), "\0");
 
-/// The version for log lines.
-pub(crate) const VERSION: &str = concat!("NCCL EP version ", version!());
+/// The version as log lines have it.
+pub(crate) fn version() -> &'static str {
+    BANNER.trim_matches('\0')
+}
 
 /// Gets the version of the interface: MAJOR * 10000 + MINOR * 100 + PATCH.
 ///
@@ -139,6 +135,6 @@ mod tests {
     fn number_and_text_are_those_of_the_header() {
         let (major, minor, patch) = (NCCL_EP_MAJOR, NCCL_EP_MINOR, NCCL_EP_PATCH);
         assert_eq!(NCCL_EP_VERSION_CODE, major * 10_000 + minor * 100 + patch);
-        assert!(VERSION.starts_with(&format!("NCCL EP version {major}.{minor}.{patch}+")));
+        assert!(version().starts_with(&format!("NCCL EP version {major}.{minor}.{patch}+")));
     }
 }

@@ -81,13 +81,14 @@ def test_what_is_large_or_has_gradients_goes_by_high_throughput(layered, world, 
 
 
 def test_batches_in_flight(layered, world):
-    """Any number at a time, with ids of their own; the text says that a later one has taken a place."""
+    """Any number at a time, with ids and weights of their own; the text says that a later one has taken a place."""
     problem, ep = layered(latency_tokens=9 + 2 * world[1])
     made = []
     for scale in range(1, 6):
-        ids = problem.topk_idx.clone()
-        made.append((problem.tokens * scale, *ep.dispatch(problem.tokens * scale, ids, problem.weights)))
+        ids, factors = problem.topk_idx.clone(), problem.weights.clone()
+        made.append((problem.tokens * scale, *ep.dispatch(problem.tokens * scale, ids, factors)))
         ids.fill_(-1)
+        factors.fill_(0)
     for tokens, rows, weights, layout in made:
         problem.close(ep.combine(rows * weights[:, None], layout), tokens * problem.factors)
     later = [ep.dispatch(problem.tokens, problem.topk_idx, problem.weights) for _ in range(8)]
@@ -96,6 +97,8 @@ def test_batches_in_flight(layered, world):
             ep.combine(rows, layout)
     for rows, _, layout in later:
         problem.close(ep.combine(rows, layout), problem.tokens * problem.factors)
+    with pytest.raises(TypeError, match="input: must be a tensor, not list"):
+        ep.dispatch([[1.0]], problem.topk_idx)
     with pytest.raises(ValueError, match="layout_desc: .*it has no rows of pairs"):
         _ = layout.token_dst_scatter_idx
     dist.barrier()

@@ -254,8 +254,11 @@ class EPAll2AllLayer(torch.nn.Module):
         assert latency is not None
         input, scales = scaled.checked_rows(input, scaling, self.ep_config, self._group.device)
         ids, factors, _ = self._checked_routing(input.shape[0], exp_indices, weight, None)
-        if ids.data_ptr() == exp_indices.data_ptr():  # the caller may change its own in place
+        # The caller may change its own in place.
+        if ids.data_ptr() == exp_indices.data_ptr():
             ids = ids.clone()
+        if weight is not None and factors.data_ptr() == weight.data_ptr():
+            factors = factors.clone()
         received, exchange = latency.dispatch(input, ids, factors, scaling._replace(scales=scales))
         assert received.counts is not None
         rows, row_scales = received.tokens.flatten(0, 1), received.scales
@@ -328,8 +331,9 @@ class EPAll2AllLayer(torch.nn.Module):
         """Whether low latency has room for these tokens, and no gradient can be wanted of it, also by
         the experts' parameters."""
         latency = self._latency
-        return (latency is not None and input.shape[0] <= latency.group.max_tokens_per_rank
-                and not torch.is_grad_enabled())
+        # What is no matrix is refused later.
+        return (latency is not None and not torch.is_grad_enabled() and isinstance(input, torch.Tensor)
+                and input.dim() == 2 and input.shape[0] <= latency.group.max_tokens_per_rank)
 
     def _checked_routing(
             self, tokens: int, exp_indices: torch.Tensor, weight: torch.Tensor | None,

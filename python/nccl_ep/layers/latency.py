@@ -42,8 +42,8 @@ class Latency:
 
     def dispatch(self, input: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor,
                  scaling: Scaling) -> tuple[DispatchResult, Exchange]:
-        """tokens [T, H] of at most M to rows [L, R*M, H]; weights float32 [T, K] are of combine. Nobody may change the
-        ids before that."""
+        """tokens [T, H] of at most M to rows [L, R*M, H]; weights float32 [T, K] are of combine. Nobody may change
+        these, or the ids, before that."""
         slot = Slot(self._pool, ids, "layout_desc")
         try:
             scales = None if scaling.scales is None else slot.padded(scaling.scales)

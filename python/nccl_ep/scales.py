@@ -55,14 +55,17 @@ def scaled_rows(tokens: torch.Tensor, scales: torch.Tensor | None, cast: str | N
 
 
 def checked_scales(scales: torch.Tensor, rows: int, device: torch.device) -> torch.Tensor:
-    """Scales [rows, S] to forward, by rows or by columns, as they lie."""
+    """Scales [rows, S] to forward, as they lie if that is by rows or by columns, with a pitch or without."""
     require_tensor("scales", scales)
     if scales.dim() != 2 or scales.shape[0] != rows:
         raise ValueError(f"scales: has shape {list(scales.shape)}, expected [{rows}, S]")
     if scales.device != device:
         raise ValueError(f"scales: is on {scales.device}, the group on {device}")
     # The library sees the memory only; torch may keep a pending negation beside it.
-    return scales.resolve_neg()
+    scales = scales.resolve_neg()
+    columns, (down, across) = scales.shape[1], scales.stride()
+    is_known = across == 1 and down >= columns or down == 1 and across >= rows
+    return scales if is_known else scales.contiguous()
 
 
 def check_scale_output(scales: torch.Tensor, dtype: torch.dtype, device: torch.device) -> None:

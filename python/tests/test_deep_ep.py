@@ -140,6 +140,21 @@ def test_high_throughput(buffer, problem, rank, scaled):
     assert buffer.combine(rows.to(torch.bfloat16), handle)[1] is None
 
 
+@pytest.mark.parametrize("step", [1, 2])
+def test_wide_rows_bring_scales(buffer, problem, rank, step):
+    """In any strides: a group has room for both."""
+    ramp = torch.arange(8.0, device=problem.tokens.device)
+    scales = (ramp + rank).expand(len(problem.tokens), -1)
+    if step == 2:
+        scales = scales.contiguous()[:, ::2]
+    (rows, came), *_, handle, _ = dispatched(buffer, problem, (problem.tokens, scales))
+    order = problem.arrivals()
+    assert came.tolist() == [(ramp[::step] + source).tolist() for source, _, _ in order]
+    assert all(torch.equal(row, want) for row, (_, want, _) in zip(rows, order))
+    again = buffer.dispatch((problem.tokens, scales), handle=handle)[0]
+    assert torch.equal(again[0], rows) and torch.equal(again[1], came)
+
+
 def test_a_bound_of_rows(buffer, problem):
     """`num_worst_tokens`: so many rows, no list; beyond n ids are -1."""
     usual = dispatched(buffer, problem)

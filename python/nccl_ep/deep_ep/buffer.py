@@ -148,8 +148,8 @@ class Buffer(Sharing):
         worst = integer("num_worst_tokens", num_worst_tokens)
         inputs = high_throughput.Given(tokens, scales, topk_idx, topk_weights)
         sms = Buffer.num_sms if config is None else config.num_sms
-        group, host = self.shared.high_throughput(
-            num_tokens_per_expert.shape[0], high_throughput.row_bytes(tokens, self.shared.device), sms)
+        row_bytes = high_throughput.row_bytes(tokens, scales, self.shared.device)
+        group, host = self.shared.high_throughput(num_tokens_per_expert.shape[0], row_bytes, sms)
         with self._comm.on(previous_event, inputs, async_finish) as beside:
             first = high_throughput.first_dispatch(group, None if worst else host, inputs, worst)
         received = first.received

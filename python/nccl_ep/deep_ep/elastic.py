@@ -152,7 +152,7 @@ class ElasticBuffer(Sharing):
             most = integer("num_max_tokens_per_rank", num_max_tokens_per_rank or self.num_max_tokens_per_rank)
             alignment = integer("expert_alignment", expert_alignment or 1, 1)
             plan = _Plan(do_expand, do_cpu_sync in (None, True), alignment, most, num_sms or _SMS)
-            group, host = self._group(tokens, topk_idx, num_experts, plan)
+            group, host = self._group(tokens, scales, topk_idx, num_experts, plan)
         with self._comm.on(previous_event, [tokens, scales, topk_idx, topk_weights, cumulative_local_expert_recv_stats],
                            async_with_compute_stream) as beside:
             _wait(previous_event_before_epilogue)
@@ -176,8 +176,8 @@ class ElasticBuffer(Sharing):
         rows = result.tokens if scales is None else (result.tokens, result.scales)
         return rows, result.topk_idx, result.topk_weights, handle, event
 
-    def _group(self, tokens: torch.Tensor, topk_idx: torch.Tensor | None, num_experts: int | None,
-               plan: _Plan) -> tuple[EpGroup[Any], HostCopy | None]:
+    def _group(self, tokens: torch.Tensor, scales: torch.Tensor | None, topk_idx: torch.Tensor | None,
+               num_experts: int | None, plan: _Plan) -> tuple[EpGroup[Any], HostCopy | None]:
         """The group of a first dispatch, and host memory for counts if the host waits for them."""
         if topk_idx is None or num_experts is None:
             raise ValueError("topk_idx, num_experts: needed without a handle")
@@ -186,7 +186,7 @@ class ElasticBuffer(Sharing):
         if not plan.waits and not plan.most:
             raise ValueError("num_max_tokens_per_rank: needed without do_cpu_sync")
         bound = self._bound(plan.most) if plan.expands or not plan.waits else 0
-        row_bytes = high_throughput.row_bytes(tokens, self.shared.device)
+        row_bytes = high_throughput.row_bytes(tokens, scales, self.shared.device)
         if bound and len(tokens) > (plan.most or bound):
             raise ValueError(f"num_max_tokens_per_rank: is {plan.most or bound}, but x has {len(tokens)} tokens")
         group, host = self.shared.high_throughput(num_experts, row_bytes, 0, bound)

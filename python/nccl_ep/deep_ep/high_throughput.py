@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from nccl_ep.arguments import integer
+from nccl_ep.arguments import ROW_ALIGN, integer
 from nccl_ep.choices import Choice
 from nccl_ep.group import EpGroup
 from nccl_ep.handle import EpHandle
@@ -119,12 +119,15 @@ def aligned(counts: list[int], alignment: int) -> list[int]:
     return counts if step == 1 else [-(-count // step) * step for count in counts]
 
 
-def row_bytes(x: torch.Tensor, device: torch.device) -> int:
-    """Bytes of a row of a group for such tokens [T, H], whose results are bfloat16.
+def row_bytes(x: torch.Tensor, scales: torch.Tensor | None, device: torch.device) -> int:
+    """Bytes of a row of a group for such tokens [T, H] and scales, whose results are bfloat16.
 
     Bytes may be two elements of 4 bits.
     """
     checked("x", x, ("T", "H"), device)
     elements = x.shape[1] * (2 if x.dtype == torch.uint8 else 1)
     size: int = elements * max(x.dtype.itemsize, 2)
-    return -(-size // 16) * 16
+    if scales is not None:
+        of_scales = checked_scales(scales, x.shape[0], device).shape[1] * scales.dtype.itemsize
+        size = max(size, x.shape[1] * x.dtype.itemsize + of_scales)
+    return -(-size // ROW_ALIGN) * ROW_ALIGN

@@ -196,7 +196,7 @@ class HybridEPBuffer(Sharing):
         # Ranks with different numbers of tokens need the same group.
         made_for = min(max(self.config.max_num_of_tokens_per_rank, LEAST_BOUND), most)
         bound = made_for if tokens <= made_for else most
-        row_bytes = high_throughput.row_bytes(given.x, self.shared.device)
+        row_bytes = high_throughput.row_bytes(given.x, given.scales, self.shared.device)
         group, host = self.shared.high_throughput(ids.num_experts, row_bytes, 0, bound)
         text = (f"routing_map: a token has more than {top_k} experts, which HybridEPBuffer.max_topk allows, and the "
                 f"library up to {MOST_TOP_K}")

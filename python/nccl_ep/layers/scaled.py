@@ -37,7 +37,7 @@ def checked_rows(input: torch.Tensor, scaling: Scaling, config: EPConfig,
     # Rows that are forwarded may be packed, and so shorter.
     input = checked("input", input, ("T", "H" if cast is None else config.hidden), device)
     if scales is not None:
-        scales = _with_known_strides(checked_scales(scales, input.shape[0], device))
+        scales = checked_scales(scales, input.shape[0], device)
     elif input.dtype not in ROW_TYPES:
         raise ValueError(f"input: has type {input.dtype}, but a cast takes one of "
                          f"{', '.join(map(str, ROW_TYPES))}; rows of other types need scales")
@@ -68,10 +68,3 @@ def _check_bytes(columns: int, rows: ScaledRows, config: EPConfig) -> None:
     if payload - (-scales // _ALIGN) * _ALIGN > bound:
         raise ValueError(f"input: a row and its scales have {payload} + {scales} bytes, more than "
                          f"a row of the layer, {bound}")
-
-
-def _with_known_strides(scales: torch.Tensor) -> torch.Tensor:
-    """Scales that lie by rows or by columns, with a pitch or without, as the library reads them."""
-    (rows, columns), (down, across) = scales.shape, scales.stride()
-    is_known = across == 1 and down >= columns or down == 1 and across >= rows
-    return scales if is_known else scales.contiguous()

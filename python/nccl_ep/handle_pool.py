@@ -15,11 +15,12 @@ import pathlib
 import socket
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 
+from nccl_ep.arguments import cannot_be_copied
 from nccl_ep.group import EpGroup
 from nccl_ep.handle import EpHandle
 from nccl_ep.operators.traced import is_traced
@@ -27,6 +28,7 @@ from nccl_ep.rendezvous import collective_device
 
 _Shape = tuple[int, int]
 _Address = tuple[int, torch.Size]
+_MOST_STAGED = 2  # operations of a group that are in flight
 _MOST_READERS = 8  # handles that read ids in place: layers bring theirs at few addresses by turns
 
 
@@ -47,6 +49,8 @@ class Pool:
         self._free: dict[_Shape | None, list[Place]] = {None: []}
         self._readers = 0
         self._made: list[EpHandle[Any]] = []
+        # On one node those with a staged operation that nobody will complete.
+        self.dropped: list[Place] = []
 
     def find(self, topk_idx: torch.Tensor) -> Place:
         """That of a free handle for ids int64 [T, K], dense, of T up to M."""
@@ -74,6 +78,16 @@ class Pool:
         free.append(Place(made, free, address))
         return free[-1]
 
+    def make_room(self) -> None:
+        """For a staged operation, if there is none: destroys a handle that was dropped with one, which abandons that.
+        Not before, as ranks drop theirs at different times, and the same ones must be in flight on all."""
+        if not self.dropped or sum(bool(each.staged_outputs) for each in self._made) < _MOST_STAGED:
+            return
+        place = self.dropped.pop(0)
+        self._made.remove(place.handle)
+        self._readers -= place.ids is not None
+        place.handle.close()
+
     def close(self) -> None:
         """Destroys all handles."""
         for handle in self._made:
@@ -88,7 +102,7 @@ class Slot:
 
     def __init__(self, pool: Pool, topk_idx: torch.Tensor, name: str) -> None:
         self.group, self.tokens, self._name = pool.group, topk_idx.shape[0], name
-        self._pool, self._place = pool, (place := pool.find(topk_idx))
+        self.pool, self._place = pool, (place := pool.find(topk_idx))
         self._is_held = False
         place.takes += 1
         self._take = place.takes
@@ -134,8 +148,15 @@ class Slot:
         place = self._place
         if place.ids is not None and place.takes == self._take:
             place.handle.drop_ids()
-        if self._is_held and self._pool.is_one_node and not place.handle.staged_outputs:
+        if not self._is_held or not self.pool.is_one_node:
+            return
+        if not place.handle.staged_outputs:
             self.release()
+        elif not place.handle.is_captured:  # graphs replay it
+            self.pool.dropped.append(place)
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        cannot_be_copied(self, "dispatch makes another")
 
     def padded(self, rows: torch.Tensor) -> torch.Tensor:
         """`rows` [T, ..], and others behind them, as many as the handle has tokens; ids of -1 say that nobody reads

@@ -40,6 +40,7 @@ class Routed(Generic[Mode]):
         self.staged_inputs: list[torch.Tensor] = []
         self._rows: int | None = None
         self._by_rank = False
+        self.is_captured = False
         # How often it has got one.
         self.routing = 0
         self.number = register(self)  # of operators
@@ -174,6 +175,7 @@ class Routed(Generic[Mode]):
     def _keep_if_captured(self, stream: Any) -> None:
         """If `stream` is captured, keeps the handle: replays of the graph use it."""
         if self.group.runtime.is_capturing(stream):
+            self.is_captured = True
             self.group.keep(self)
 
     def __enter__(self) -> Self:

@@ -1,5 +1,6 @@
 """`nccl_ep.deep_ep`: what DeepEP's own tests check of a `Buffer`, against the tokens of all ranks."""
 
+import copy
 import inspect
 
 import pytest
@@ -282,6 +283,27 @@ def test_other_ways_of_low_latency(buffer, problem, device):
     assert not status.any()
 
 
+def test_hooks_that_nobody_calls(buffer, problem):
+    """Of a step that has failed, in a dispatch or a combine: the next one has its place."""
+    pool = buffer.shared.low_latency(problem.num_experts, 256, _MOST)
+    if not pool.is_one_node:
+        pytest.skip("over several nodes all ranks must have dropped the same")
+    want, _ = there_and_back(buffer, problem, hooks=True)
+    handles = len(pool._made)
+    ids = problem.topk_idx
+    for fails in ("dispatch", "combine", "dispatch", "dispatch", "combine"):
+        rows, _, handle, _, hook = buffer.low_latency_dispatch(problem.tokens, ids, _MOST, problem.num_experts,
+                                                               use_fp8=False, return_recv_hook=True)
+        if fails == "combine":
+            hook()
+            hook = buffer.low_latency_combine(rows, ids, problem.weights, handle, return_recv_hook=True)[2]
+        del rows, handle, hook
+        # Of the two operations that may be in flight at most one is left.
+        assert torch.equal(there_and_back(buffer, problem, hooks=True)[0], want)
+    assert len(pool._made) <= handles + 2 and not any(place in free for free in pool._free.values()
+                                                      for place in pool.dropped)
+
+
 def test_padded_handles(buffer, problem, monkeypatch):
     """As over several nodes, where each handle has room for M tokens."""
     want = there_and_back(buffer, problem)[0]
@@ -334,6 +356,10 @@ def test_what_is_not_served(buffer, problem, device):
             (lambda: buffer.get_dispatch_layout(ids, -1), ValueError, "num_experts")):
         with pytest.raises(kind, match=text):
             call()
+    low = buffer.low_latency_dispatch(tokens, ids, _MOST, problem.num_experts)[2]
+    for value in (handle, low):
+        with pytest.raises(TypeError, match="cannot be copied or pickled; dispatch makes another"):
+            copy.copy(value)
     for setting in ({"enable_shrink": True}, {"comm": object()}):
         with pytest.raises(NotImplementedError, match=next(iter(setting))):
             deep_ep.Buffer(None, **setting)

@@ -1,6 +1,7 @@
 """`EPAll2AllLayer` with `latency_tokens`: small batches by low latency, in the layer's own words."""
 
 import contextlib
+import copy
 
 import pytest
 import torch
@@ -97,6 +98,8 @@ def test_batches_in_flight(layered, world):
             ep.combine(rows, layout)
     for rows, _, layout in later:
         problem.close(ep.combine(rows, layout), problem.tokens * problem.factors)
+    with pytest.raises(TypeError, match="^Slot: belongs to the process"):
+        copy.deepcopy(layout)
     with pytest.raises(TypeError, match="input: must be a tensor, not list"):
         ep.dispatch([[1.0]], problem.topk_idx)
     with pytest.raises(ValueError, match="layout_desc: .*it has no rows of pairs"):

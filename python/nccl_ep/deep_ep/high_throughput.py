@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
-from nccl_ep.arguments import ROW_ALIGN, integer
+from nccl_ep.arguments import ROW_ALIGN, cannot_be_copied, integer
 from nccl_ep.choices import Choice
 from nccl_ep.group import EpGroup
 from nccl_ep.handle import EpHandle
@@ -28,6 +28,9 @@ class Routing:
     def __getitem__(self, place: object) -> Any:
         raise NotImplementedError("handle[..]: this handle has no tensors; rows come in the order of "
                                   "source rank and token")
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        cannot_be_copied(self, "dispatch makes another")
 
 
 class Given(NamedTuple):

@@ -96,6 +96,8 @@ def dispatch(pool: Pool, x: torch.Tensor, topk_idx: torch.Tensor, cast: CastName
     def start() -> list[Any]:
         with _added_to(waits, pool.group.time_waits):
             slot.route(topk_idx)
+            if timing.staged:
+                pool.make_room()
             received.append(slot.handle.dispatch(slot.padded(x), cast=cast, scales_order="column",
                                                  send_only=timing.staged))
         return list(received[0])
@@ -149,6 +151,8 @@ def combine(slot: LowLatencyHandle, x: torch.Tensor, topk_weights: torch.Tensor,
 
     def start() -> list[Any]:
         with _added_to(waits, handle.group.time_combine_waits):
+            if timing.staged:
+                slot.pool.make_room()
             sums.append(handle.combine(x, slot.padded(weights), out=result if is_whole else None,
                                        send_only=timing.staged))
         return [result]

@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
-from nccl_ep.arguments import integer
+from nccl_ep.arguments import integer, kind
 from nccl_ep.operators.traced import is_traced, runs_now
 from nccl_ep.types import ncclEpChoice_t, ncclEpQuery_t, ncclEpSelect_t
 
@@ -110,6 +110,8 @@ def in_c(select: Selector | None) -> Any:
     """A selector as C calls it. What it raises is printed, and counts as no choice."""
     if select is None:
         return None
+    if not callable(select):
+        raise TypeError(f"select: must be a function of a Query, or None, not {kind(select)}")
 
     def call(_: Any, query: Any, choice: Any) -> int:
         told: ncclEpQuery_t = query.contents

@@ -22,7 +22,9 @@ def needs_gradient(tokens: torch.Tensor, weights: torch.Tensor | None,
     return torch.is_grad_enabled() and (
         tokens.requires_grad or weights is not None and weights.requires_grad
         or scales is not None and scales.requires_grad) or is_transformed() or (
-        forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled())
+        forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled()
+        and any(each is not None and forward_ad.unpack_dual(each).tangent is not None
+                for each in (tokens, weights, scales)))
 
 
 def without_gradients(method: _Method) -> _Method:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 import torch
 
 from nccl_ep.choices import Choice, chosen
+from nccl_ep.errors import InvalidUsageError
 from nccl_ep.gradients import check_differentiable, has_rest, needs_gradient
 from nccl_ep.modes import Mode
 from nccl_ep.operators.traced import is_traced, runs_now, traced
@@ -147,9 +148,12 @@ class EpHandle(Routed[Mode]):
             return traced(self).dispatch(tokens, topk_weights, scales=scales, cast=cast,
                                          scales_order=scales_order, out=out, out_scales=out_scales,
                                          send_only=send_only, stream=stream)
+        self._check_routed()
         tokens = checked("tokens", tokens, (self.num_tokens, "H"), self.group.device)
         if topk_weights is not None:
             topk_weights = self._weights(topk_weights, self.num_tokens)
+        if scales is not None:
+            scales = checked_scales(scales, self.num_tokens, self.group.device)
         is_scaled = scales is not None or cast is not None
         if needs_gradient(tokens, topk_weights, scales):
             plain = out is None and not send_only and stream is None and not is_scaled
@@ -157,8 +161,6 @@ class EpHandle(Routed[Mode]):
             from nccl_ep import autograd
 
             return autograd.dispatch(self, tokens, topk_weights)
-        if scales is not None:
-            scales = checked_scales(scales, self.num_tokens, self.group.device)
         asked = _Asked(by_rank, view, scaled_rows(tokens, scales, cast) if is_scaled else None, scales_order, out,
                        out_scales)
         self._check(asked, tokens)
@@ -331,7 +333,13 @@ class EpHandle(Routed[Mode]):
             self._staged_on = address
         group.settle(used)
 
+    def _check_routed(self) -> None:
+        """Before shapes, which a routing tells."""
+        if not self.routing:
+            raise InvalidUsageError(5, "invalid usage", "handle: has no routing yet; its update comes first")
+
     def _results(self, tokens: torch.Tensor) -> torch.Tensor:
+        self._check_routed()
         shape: tuple[int | str, ...] = ("n", "H")
         if self.group.algorithm == "ll":
             shape = (*low_latency_shape(self.group, 0, self._by_rank)[:-1], "H")

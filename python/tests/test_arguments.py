@@ -66,6 +66,8 @@ def test_what_is_no_tensor(small, rank, size, device):
                                                r"torch.as_tensor\(tokens\) makes one"),
             (lambda: ep.create_handle(Array()), r"not Array; torch.as_tensor\(topk_idx\)"),
             (lambda: handle.dispatch(3), "tokens: must be a tensor, not int 3$"),
+            (lambda: handle.dispatch(torch.zeros((2, 8), device=device), scales=[[1.0]]), "scales: must be a tensor"),
+            (lambda: ep.set_selector(5), "select: must be a function of a Query, or None, not int 5"),
             (lambda: nccl_ep.autograd.ht_combine(ep, None), "handle: must be an EpHandle"),
             (lambda: nccl_ep.tune("times.json", {"hidden": 8}), "shape: must be a MoeShape, not dict"),
             (lambda: ncclDataTypeEnum.from_torch("bfloat16"), "must be a torch.dtype"),

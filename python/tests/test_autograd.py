@@ -276,6 +276,9 @@ def test_forward_mode(opened):
         rows = dual.new_empty((handle.num_recv_tokens, problem.hidden))
         with pytest.raises(RuntimeError, match="dispatch: its tensors require gradients, but with out"):
             handle.dispatch(dual, out=rows)
+        handle.dispatch(both[0], out=rows)
+        with torch.inference_mode():
+            handle.dispatch(both[0].clone(), out=rows)
 
 
 def test_what_torch_func_cannot_transform(opened):

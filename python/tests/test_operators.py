@@ -1,13 +1,17 @@
 """The operators of `torch.ops.nccl_ep`, by tracers that cost little; test_compiled.py compiles."""
 
+import inspect
+
 import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from nccl_ep import Choice
 from nccl_ep.operators.numbers import ticket
 
 pytestmark = [pytest.mark.high_throughput, pytest.mark.usefixtures("two_ranks")]
+
 
 class Seen(TorchDispatchMode):
     """Notes the operators of this package that are called."""
@@ -202,6 +206,40 @@ def test_a_handle_that_a_graph_makes(opened, device):
     want = torch.empty_like(counts)
     ep.create_handle(problem.topk_idx, counts=want).close()
     assert torch.equal(counts, want) and tokens.grad is not None
+
+
+def test_a_handle_that_a_mode_sees_has_all_words(opened):
+    """Of `EpHandle`; an update, as there, and a choice, which is for its call alone."""
+    problem, ep, plain = opened("ht")
+    others = {"handle", "reread", "drop_ids", "routing", "keeps_ids", "expert_alignment", "max_rows"}
+    other_ids = problem.topk_idx.flip(0).contiguous()
+    with Seen():
+        handle = ep.create_handle(other_ids)
+        handle.update(problem.topk_idx)
+        assert handle.topk_idx is problem.topk_idx
+        received = handle.dispatch(problem.tokens, layout="expert", choice=Choice(blocks=2))
+        sums = handle.combine(received.tokens, choice=Choice(blocks=2))
+        for call, text in ((lambda: handle.dispatch(problem.tokens, layout="rank"), "layout: only low latency"),
+                           (lambda: handle.dispatch(problem.tokens, view=True), "view: needs layout"),
+                           (lambda: handle.combine(received.tokens, problem.weights), "topk_weights: combine_with")):
+            with pytest.raises(ValueError, match=text):
+                call()
+    assert not any(ep.choices.values())
+    assert torch.equal(sums, plain.combine(plain.dispatch(problem.tokens).tokens))
+    for name in dir(plain):
+        if name[0] != "_" and callable(getattr(plain, name)) and name not in others:
+            wanted = inspect.signature(getattr(plain, name)).parameters
+            assert list(inspect.signature(getattr(handle, name)).parameters) == list(wanted)
+
+
+def test_a_view_of_parameters(low_latency):
+    """As selective checkpointing sees it, whose mode only looks on."""
+    problem, handle = low_latency
+    tokens = torch.nn.Parameter(problem.tokens, requires_grad=False)
+    want = handle.dispatch(tokens, problem.weights, layout="rank")
+    with Seen():
+        have = handle.dispatch(tokens, problem.weights, layout="rank", view=True)
+    assert torch.equal(have.counts, want.counts)
 
 
 def test_shapes_without_memory(low_latency, high_throughput):

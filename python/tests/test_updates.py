@@ -23,9 +23,12 @@ def ep(group, problem):
 def test_an_update_is_another_routing(group, size, world, device, algorithm):
     """The same as a handle made of these ids, in any integers; gradients of weights by k."""
     group = group(num_experts=3 * size, hidden=16, algorithm=algorithm, max_tokens_per_rank=_MOST, dtype=torch.float32)
-    handle = group.open_handle()
-    with pytest.raises(NcclEpError, match="has no routing yet"):
-        handle.dispatch(torch.empty((0, 16), device=device))
+    handle, weights = group.open_handle(), torch.empty((9, 2), device=device)
+    for call in (lambda: handle.dispatch(torch.empty((0, 16), device=device)),
+                 lambda: handle.dispatch(torch.empty((9, 16), device=device)),
+                 lambda: handle.combine(torch.empty((9, 16), device=device), None if algorithm == "ht" else weights)):
+        with pytest.raises(NcclEpError, match="handle: has no routing yet"):
+            call()
     for seed in (1, 2):
         problem = Problem(*world, masked=True, device=device, seed=seed)
         counts = torch.empty(3, dtype=torch.int32, device=device) if algorithm == "ht" else None

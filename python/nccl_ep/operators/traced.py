@@ -14,9 +14,12 @@ import torch
 from nccl_ep.operators import ht, ll
 from nccl_ep.operators.numbers import find, of_ticket
 from nccl_ep.results import DispatchResult, result_class
+from nccl_ep.row_layout import RowLayout, check_weights_of_combine, checked_layout
 from nccl_ep.scales import CastName, ScalesOrder
+from nccl_ep.views import check_view
 
 if TYPE_CHECKING:
+    from nccl_ep.choices import Choice
     from nccl_ep.group import EpGroup
     from nccl_ep.handle import EpHandle
     from nccl_ep.routed import Routed
@@ -37,7 +40,8 @@ def is_traced(stream: Any = None) -> bool:
 
 def runs_now(tensor: torch.Tensor) -> bool:
     """Whether traced code is running, and a mode only looks on: then what operators return is there."""
-    return (not _is_compiling() and type(tensor) is torch.Tensor
+    return (not _is_compiling()
+            and getattr(type(tensor), "__torch_dispatch__", None) is torch.Tensor.__torch_dispatch__
             and torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is None)
 
 
@@ -65,12 +69,26 @@ class TracedHandle:
         rows: int = handle.num_recv_tokens
         return rows
 
+    def update(self, topk_idx: torch.Tensor, *, counts: torch.Tensor | None = None, stream: Any = None) -> None:
+        """`EpHandle.update`: by a new handle."""
+        made = create_handle(self.group, topk_idx, counts, stream)
+        self.topk_idx, self.ticket = made.topk_idx, made.ticket
+        self.num_tokens, self.top_k = made.num_tokens, made.top_k
+
     def dispatch(self, tokens: torch.Tensor, topk_weights: torch.Tensor | None = None, *,
-                 scales: torch.Tensor | None = None, cast: CastName | None = None,
-                 scales_order: ScalesOrder = "row", out: torch.Tensor | None = None,
-                 out_scales: torch.Tensor | None = None, send_only: bool = False,
-                 stream: Any = None) -> DispatchResult:
+                 layout: RowLayout = "expert", scales: torch.Tensor | None = None,
+                 cast: CastName | None = None, scales_order: ScalesOrder = "row",
+                 out: torch.Tensor | None = None, out_scales: torch.Tensor | None = None,
+                 send_only: bool = False, stream: Any = None, view: bool = False,
+                 choice: Choice | None = None) -> DispatchResult:
         """`EpHandle.dispatch`; what is given as `out` is copied to."""
+        if choice is not None:
+            from nccl_ep.choices import chosen  # which asks this module
+
+            with chosen(self, "dispatch", choice, tokens):
+                return self.dispatch(tokens, topk_weights, layout=layout, scales=scales, cast=cast,
+                                     scales_order=scales_order, out=out, out_scales=out_scales, stream=stream, view=view)
+        check_view(view, checked_layout(layout, "ht", topk_weights is not None), out is not None)
         _check_stream(stream)
         rows = None if out is None else out.shape[0]
         if rows is None and self._alignment and self.group.max_tokens_per_rank and torch.is_grad_enabled():
@@ -91,12 +109,16 @@ class TracedHandle:
             _given(received, out), None, ids if has_ids else None, weights if has_weights else None, row_scales)
 
     def combine(self, tokens: torch.Tensor, topk_weights: torch.Tensor | None = None, *,
-                out: torch.Tensor | None = None, send_only: bool = False,
-                stream: Any = None) -> torch.Tensor:
+                out: torch.Tensor | None = None, send_only: bool = False, stream: Any = None,
+                choice: Choice | None = None) -> torch.Tensor:
         """`EpHandle.combine`; what is given as `out` is copied to."""
+        if choice is not None:
+            from nccl_ep.choices import chosen
+
+            with chosen(self, "combine", choice, tokens):
+                return self.combine(tokens, topk_weights, out=out, stream=stream)
         _check_stream(stream)
-        if topk_weights is not None:
-            raise ValueError("topk_weights: combine_with_weights returns them")
+        check_weights_of_combine("ht", False, topk_weights is not None)
         sums = ht.ht_combine(tokens, self.topk_idx, self.ticket, self._number, self.group.number, False)
         return _given(sums, out)
 

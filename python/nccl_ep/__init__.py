@@ -24,7 +24,7 @@ _WITH_TORCH = {"EpGroup": "nccl_ep.group", "EpHandle": "nccl_ep.handle",
                **dict.fromkeys(_CHOICES, "nccl_ep.choices"),
                "MoeShape": "nccl_ep.tuning", "capabilities": "nccl_ep.runtime",
                "tune": "nccl_ep.tuning"}
-_MODULES = ("autograd", "deep_ep", "layers", "memory", "testing")
+_MODULES = ("autograd", "deep_ep", "layers", "memory", "testing", "tuning")
 
 __all__ = [
     "CUDA_ERROR_MEMORY_ALLOCATION", "CUDA_SUCCESS", "HAVE_NCCL_EP", "HAVE_TORCH", "InternalError",
@@ -49,14 +49,14 @@ try:
     HAVE_NCCL_EP = True
     if HAVE_TORCH:
         __all__ += [*_RESULTS, *_CHOICES, "EpGroup", "EpHandle", "MoeShape", "autograd",
-                    "capabilities", "deep_ep", "layers", "tune"]
+                    "capabilities", "deep_ep", "layers", "tune", "tuning"]
 except ImportError as error:  # such as a Python without ctypes
     warnings.warn(f"nccl_ep is of no use here: {error}", stacklevel=2)
     HAVE_NCCL_EP = False
 
 if TYPE_CHECKING:
     from nccl_ep import (autograd as autograd, deep_ep as deep_ep, layers as layers,
-                         memory as memory, testing as testing)
+                         memory as memory, testing as testing, tuning as tuning)
     from nccl_ep.choices import Choice as Choice, Query as Query, Variant as Variant
     from nccl_ep.group import EpGroup as EpGroup
     from nccl_ep.handle import EpHandle as EpHandle

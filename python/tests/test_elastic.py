@@ -223,3 +223,4 @@ def test_what_is_not_served(buffer, problem):
             (lambda: buffer.combine(tokens, 1), TypeError, "handle")):
         with pytest.raises(kind, match=text):
             call()
+    assert not hasattr(buffer, "barrier") and not hasattr(handle, "recv_src_metadata")

@@ -252,3 +252,4 @@ def test_what_is_not_served(buffer, world, device):
             (lambda: buffer.combine_with_unpermute(mine.hidden), TypeError, "handle")):
         with pytest.raises(kind, match=text):
             call()
+    assert not hasattr(buffer, "combine")

@@ -112,7 +112,7 @@ def test_the_librarys_sample_is_what_is_written(tmp_path):
 def test_a_file_is_replaced_as_a_whole(tmp_path):
     path = tmp_path / "times.json"
     for number in (1, 2):
-        write(path, {"number": number})
+        write(str(path), {"number": number})
         assert json.loads(path.read_text()) == {"number": number}
     (tmp_path / "folder").mkdir()
     with pytest.raises(OSError):

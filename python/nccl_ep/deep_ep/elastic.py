@@ -11,7 +11,7 @@ from nccl_ep.arguments import integer
 from nccl_ep.deep_ep import high_throughput
 from nccl_ep.deep_ep.events import EventHandle, EventOverlap
 from nccl_ep.deep_ep.high_throughput import Routing, on_sms
-from nccl_ep.deep_ep.shared import Sharing
+from nccl_ep.deep_ep.shared import NotServed, Sharing
 from nccl_ep.gradients import without_gradients
 from nccl_ep.group import EpGroup
 from nccl_ep.handle import EpHandle
@@ -59,8 +59,8 @@ class EPHandle:
     @property
     def recv_src_metadata(self) -> NoReturn:
         """Not served."""
-        raise NotImplementedError("recv_src_metadata: rows come in the order of source rank and token, and nothing "
-                                  "tells where each is from")
+        raise NotServed("recv_src_metadata: rows come in the order of source rank and token, and nothing tells where "
+                        "each is from")
 
 
 class ElasticBuffer(Sharing):
@@ -121,7 +121,7 @@ class ElasticBuffer(Sharing):
     def __getattr__(self, name: str) -> Any:
         absent = ("engram_", "pp_", "agrs_", "all_gather", "create_agrs", "destroy_agrs")
         if name == "barrier" or name.startswith(absent):
-            raise NotImplementedError(f"{name}: this library has dispatch and combine alone")
+            raise NotServed(f"{name}: this library has dispatch and combine alone")
         raise AttributeError(name)
 
     @without_gradients

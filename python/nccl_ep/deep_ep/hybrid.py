@@ -12,7 +12,7 @@ from nccl_ep.arguments import integer
 from nccl_ep.deep_ep import high_throughput
 from nccl_ep.deep_ep.elastic import LEAST_BOUND, MOST_ROWS
 from nccl_ep.deep_ep.high_throughput import Routing, on_sms
-from nccl_ep.deep_ep.shared import Sharing
+from nccl_ep.deep_ep.shared import NotServed, Sharing
 from nccl_ep.gradients import without_gradients
 from nccl_ep.memory import MOST_TOP_K
 from nccl_ep.rendezvous import collective_device
@@ -113,8 +113,8 @@ class HybridEPBuffer(Sharing):
 
     def __getattr__(self, name: str) -> Any:
         if name in ("dispatch", "combine", "update_template_config"):
-            raise NotImplementedError(f"{name}: of this class dispatch_with_permute and combine_with_unpermute are "
-                                      "served; Buffer and ElasticBuffer have rows by token")
+            raise NotServed(f"{name}: of this class dispatch_with_permute and combine_with_unpermute are served; Buffer "
+                            "and ElasticBuffer have rows by token")
         raise AttributeError(name)
 
     @without_gradients

@@ -25,6 +25,10 @@ _MOST_GROUPS = 4  # of a mode
 _BFLOAT16 = 2  # bytes of an element
 
 
+class NotServed(NotImplementedError, AttributeError):
+    """Of an attribute that DeepEP has: the text says why, and hasattr says no."""
+
+
 class Shared:
     """What the Buffers of one process group use together."""
 

@@ -31,9 +31,9 @@ def measured(contents: dict[str, Any]) -> list[dict[str, Any]]:
     return [*contents["entries"], *contents.get("choices", [])]
 
 
-def write(path: pathlib.Path, contents: dict[str, Any]) -> None:
+def write(path: str | os.PathLike[str], contents: dict[str, Any]) -> None:
     """Replaces the file atomically: a process that starts meanwhile reads the old or the new one."""
-    beside = path.with_name(f"{path.name}.{os.getpid()}")
+    beside = pathlib.Path(f"{os.fspath(path)}.{os.getpid()}")
     try:
         beside.write_text(json.dumps(contents, indent=1) + "\n")
         os.replace(beside, path)
@@ -92,5 +92,5 @@ def merge(target: str | os.PathLike[str],
     if not parts:
         raise ValueError("paths: must not be empty")
     merged = {"format": FORMAT, "version": VERSION, "files": list(parts.values())}
-    write(pathlib.Path(target), merged)
+    write(target, merged)
     return merged

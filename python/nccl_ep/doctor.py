@@ -19,6 +19,8 @@ from nccl_ep.library_search import (
     find_library,
     later_generation,
     loaded_libraries,
+    on_the_cpu,
+    only_nccl,
     other_copies_of_nccl,
 )
 from nccl_ep.nccl_wrapper import NCCLLibrary
@@ -28,10 +30,14 @@ VARIABLES = ("NCCL_EP_TIMEOUT_MS", "NCCL_EP_NCCL_LIBRARY", "NCCL_EP_LL_COMBINE",
              "NCCL_EP_TUNING_FILE", "NCCL_EP_HT_CHUNK_BYTES", "NCCL_EP_CHECK", "NCCL_EP_PROGRAMMATIC",
              "NCCL_EP_LIBRARY", "NCCL_EP_COMM_SMS", "NCCL_EP_DISPATCH_SMS", "NCCL_EP_COMBINE_SMS",
              "NCCL_EP_HT_EM_LOCAL_DUP", "NCCL_EP_HT_EM_NVLINK_DUP")
-# Of builds; scripts/env.sh exports some of them.
-BUILD_VARIABLES = ("NCCL_EP_CUDA", "NCCL_EP_ARCHS", "NCCL_EP_NVCC", "NCCL_EP_DEPS",
-                   "NCCL_EP_TARGET", "NCCL_EP_RELEASE", "NCCL_EP_ROOT", "NCCL_EP_TOOLS",
-                   "NCCL_EP_MACHINE", "NCCL_EP_ENGINES")
+# Of builds and tests, and beginnings of those that only NVIDIA's library reads; a test compares both with src/env.
+BUILD_VARIABLES = ("NCCL_EP_CUDA", "NCCL_EP_ARCHS", "NCCL_EP_NVCC", "NCCL_EP_DEPS", "NCCL_EP_TARGET",
+                   "NCCL_EP_RELEASE", "NCCL_EP_ROOT", "NCCL_EP_LIBRARIES", "NCCL_EP_ENGINES",
+                   "NCCL_EP_UPDATE_HEADER")
+READ_BY_NVIDIA = ("NCCL_EP_COMBINE_NUM_", "NCCL_EP_DEBUG", "NCCL_EP_DISABLE_GUARD", "NCCL_EP_DISPATCH_COPY_MODE",
+                  "NCCL_EP_DISPATCH_NUM_", "NCCL_EP_ENV_VERBOSE", "NCCL_EP_HOME", "NCCL_EP_HT_EM_",
+                  "NCCL_EP_HT_GIN_", "NCCL_EP_HT_UNFUSED_SYNC", "NCCL_EP_JIT_", "NCCL_EP_PREPROCESS_NUM_SMS",
+                  "NCCL_EP_SHUFFLE_SMS", "NCCL_EP_TOKEN")
 _OTHERS = ("NCCL_HOME", "NCCL_HOSTID", "NCCL_DEBUG", "NCCL_DEBUG_FILE", "LD_PRELOAD",
            "LD_LIBRARY_PATH")
 _LIBRARY = re.compile(r"/lib(nccl|nccl_ep|nccl_ep_2)\.so[.\d]*$")
@@ -65,7 +71,7 @@ def _libraries() -> Iterator[str]:
         yield f"!! no library: {error}"
         return
     if not library.ep_available:
-        yield f"!! {path} is no libnccl_ep.so: it has NCCL's functions only"
+        yield f"!! {only_nccl(path)}"
         return
     number = library.ncclEpGetVersion()
     yield f"ok libnccl_ep {number // 10000}.{number // 100 % 100}.{number % 100}: {path}"
@@ -81,10 +87,10 @@ def _libraries() -> Iterator[str]:
     for other, loaded in loaded_libraries():
         if _LIBRARY.search(other) and later_generation(loaded):
             yield f"-- NCCL EP of a later generation in this process, for others: {other}"
-    yield from _gpus(stand_ins)
+    yield from _gpus(stand_ins, path)
 
 
-def _gpus(stand_ins: bool) -> Iterator[str]:
+def _gpus(stand_ins: bool, library: str) -> Iterator[str]:
     """GPUs by the CUDA runtime that the process has."""
     if stand_ins:
         yield "-- operations run on the CPU"
@@ -94,8 +100,7 @@ def _gpus(stand_ins: bool) -> Iterator[str]:
         yield "-- GPUs: PyTorch would tell"
         return
     if not torch.cuda.is_available():
-        yield ("!! no GPU that PyTorch can use; to run on the CPU set NCCL_EP_NCCL_LIBRARY to "
-               "libncclep_hostsim.so")
+        yield f"!! no GPU that PyTorch can use; {on_the_cpu(library)}"
         return
     for index in range(torch.cuda.device_count()):
         facts = torch.cuda.get_device_properties(index)
@@ -124,6 +129,8 @@ def _environment() -> Iterator[str]:
     for name, value in sorted(os.environ.items()):
         if name in VARIABLES or name in _OTHERS:
             yield f"-- {name}={value}"
+        elif name.startswith(READ_BY_NVIDIA):
+            yield f"-- {name}={value}, which only NVIDIA's library reads"
         elif name.startswith("NCCL_EP_") and name not in BUILD_VARIABLES:
             close = difflib.get_close_matches(name, VARIABLES, n=1, cutoff=0.8)
             meant = f"; is {close[0]} meant?" if close else ""

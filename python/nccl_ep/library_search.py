@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 # Without a version: libnccl_ep.so.0 is a later generation with another interface.
 _EP_NAME = "libnccl_ep.so"
+STAND_INS = "libncclep_hostsim.so"
 _NCCL_NAMES = ("libnccl.so.2", "libnccl.so")
 # Functions that only later generations have, and what their Python packages are.
 _LATER = {
@@ -47,6 +48,18 @@ def find_library() -> str:
     raise RuntimeError(
         "libnccl_ep.so not found: set NCCL_EP_LIBRARY to its path, or NCCL_HOME to a folder with "
         "lib/libnccl_ep.so, or put its folder into LD_LIBRARY_PATH")
+
+
+def on_the_cpu(library: str) -> str:
+    """What to do without a GPU. Wheels and builds have the stand-ins beside `library`."""
+    path = pathlib.Path(library).resolve().parent / STAND_INS
+    return f"to run on the CPU set NCCL_EP_NCCL_LIBRARY to {path if path.exists() else STAND_INS}"
+
+
+def only_nccl(path: str) -> str:
+    """What is wrong with a library that has no groups."""
+    return (f"{path} is no libnccl_ep.so: it has NCCL's functions only; set NCCL_EP_LIBRARY to the path of "
+            "libnccl_ep.so")
 
 
 def require_first_generation(library: ctypes.CDLL, path: str) -> None:
@@ -164,7 +177,7 @@ def load_nccl(library: str) -> ctypes.CDLL:
             return found
     raise RuntimeError(
         f"{library} needs NCCL, and no libnccl.so.2 was found beside it, in NCCL_HOME/lib, in "
-        "PyTorch or by the loader; set NCCL_EP_NCCL_LIBRARY to its path")
+        f"PyTorch or by the loader; set NCCL_EP_NCCL_LIBRARY to its path; {on_the_cpu(library)}")
 
 
 def _nccl_candidates(library: str) -> Iterator[tuple[str, int]]:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from nccl_ep.library_search import on_the_cpu, only_nccl
 from nccl_ep.nccl_wrapper import NCCLLibrary
 
 _NOT_READY = 600  # cudaErrorNotReady
@@ -82,7 +83,11 @@ class Runtime:
     """The device of a group."""
 
     def __init__(self, library: NCCLLibrary) -> None:
+        if not library.has("ncclEpCreateGroup"):
+            raise RuntimeError(only_nccl(library.path))
         host = uses_stand_ins()
+        if not (host or torch.cuda.is_available()):
+            raise RuntimeError(f"no GPU that PyTorch can use; {on_the_cpu(library.path)}")
         _found[:] = [host]
         # Not the process's own symbols: PyTorch may have loaded a CUDA runtime that precedes them.
         self._stand_ins = library.base if host else None

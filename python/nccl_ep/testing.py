@@ -24,11 +24,10 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any, NamedTuple
 
-from nccl_ep.library_search import file_of, find_library
+from nccl_ep.library_search import STAND_INS, file_of, find_library
 from nccl_ep.rendezvous import LAUNCHERS_VARIABLES
 
 _NCCL = "NCCL_EP_NCCL_LIBRARY"
-_STAND_INS = "libncclep_hostsim.so"
 
 
 class InRank(Exception):
@@ -120,7 +119,7 @@ def _device_settings(ranks: int, stand_ins: bool) -> dict[str, str]:
 
 
 def _has_stand_ins() -> bool:
-    return _STAND_INS in os.environ.get(_NCCL, "")
+    return STAND_INS in os.environ.get(_NCCL, "")
 
 
 def _find_stand_ins() -> str:
@@ -131,10 +130,10 @@ def _find_stand_ins() -> str:
     folders = [_folder_of_library(),
                pathlib.Path(__file__).resolve().parents[2] / "target" / "release"]
     for folder in folders:
-        if (folder / _STAND_INS).exists():
-            return str(folder / _STAND_INS)
+        if (folder / STAND_INS).exists():
+            return str(folder / STAND_INS)
     raise RuntimeError(
-        f"no GPU is used, and the CPU stand-ins, {_STAND_INS}, are neither in "
+        f"no GPU is used, and the CPU stand-ins, {STAND_INS}, are neither in "
         f"{' nor in '.join(map(str, folders))}: set {_NCCL} to their path; wheels have them, `make lib` builds them")
 
 

@@ -59,6 +59,23 @@ def test_it_knows_the_documented_variables():
     assert named == {*doctor.VARIABLES, "NCCL_EP_CUDA", "NCCL_EP_ARCHS"}
 
 
+def test_it_takes_for_known_what_the_library_does():
+    """The other variables of READ_ELSEWHERE and READ_BY_NVIDIA in the library's sources."""
+    path = ROOT / "src" / "env.rs"
+    if not path.exists():
+        pytest.skip("no sources here")
+    [elsewhere] = re.findall(r"READ_ELSEWHERE: .*? = \[(.*?)\];", path.read_text(), re.S)
+    assert {*doctor.BUILD_VARIABLES, "NCCL_EP_LIBRARY"} == set(re.findall(r'"(\w+)"', elsewhere))
+    [nvidia] = re.findall(r"READ_BY_NVIDIA: .*? = \[(.*?)\];", (path.parent / "env" / "later.rs").read_text(), re.S)
+    assert list(doctor.READ_BY_NVIDIA) == [f"NCCL_EP_{name}" for name in re.findall(r'"(\w+)"', nvidia)]
+
+
+@pytest.mark.parametrize("name", ["NCCL_EP_HOME", "NCCL_EP_JIT_BUILD_INCLUDE_DIR", "NCCL_EP_SHUFFLE_SMS"])
+def test_variables_of_nvidia_s_library(monkeypatch, name):
+    monkeypatch.setenv(name, "4")
+    assert f"-- {name}=4, which only NVIDIA's library reads" in doctor.report()
+
+
 def test_as_a_program(fresh):
     ran = fresh("-m", "nccl_ep", "doctor")
     assert ran.returncode == 0, ran.stdout

@@ -149,7 +149,7 @@ def test_where_ranks_run(monkeypatch, tmp_path):
     (tmp_path / "libnccl_ep.so").touch()
     monkeypatch.setenv("NCCL_EP_LIBRARY", str(tmp_path / "libnccl_ep.so"))
     monkeypatch.delenv("NCCL_EP_NCCL_LIBRARY", raising=False)
-    monkeypatch.setattr(testing, "_STAND_INS", "libnobody.so")
+    monkeypatch.setattr(testing, "STAND_INS", "libnobody.so")
     with pytest.raises(RuntimeError, match=f"libnobody.so, are neither in {tmp_path} nor in .*/rel"):
         testing.run(3, sleep, stand_ins=True)
     stand_ins = tmp_path / "libnobody.so"

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 import nccl_ep
-from nccl_ep import NCCLLibrary, NcclEpError, library_search, nccl_wrapper
+from nccl_ep import NCCLLibrary, NcclEpError, library_search, nccl_wrapper, runtime
+from nccl_ep.runtime import Runtime
 from nccl_ep.tensors import Tag, TensorList, describe
 from nccl_ep.types import (ncclDataTypeEnum, ncclEpAllocFn_t, ncclEpFreeFn_t, ncclEpGroupConfig_t,
                            ncclEpHandleConfig_t, ncclNDTensor_t)
@@ -238,6 +239,19 @@ def test_a_library_without_the_functions(tmp_path):
         assert not only_nccl.ep_available and only_nccl.ncclGetVersion()
         with pytest.raises(RuntimeError, match="has no ncclEpGroupDestroy"):
             only_nccl.ncclEpGroupDestroy(None)
+        with pytest.raises(RuntimeError, match=f"{base} is no libnccl_ep.so: .*set NCCL_EP_LIBRARY to"):
+            Runtime(only_nccl)
+
+
+def test_without_a_gpu_the_stand_ins_are_named(library, monkeypatch, tmp_path):
+    monkeypatch.setattr(runtime, "uses_stand_ins", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(library, "path", str(tmp_path / "libnccl_ep.so"))
+    for folder in ("", f"{tmp_path}/"):
+        text = f"no GPU that PyTorch can use; to run on the CPU set NCCL_EP_NCCL_LIBRARY to {folder}libncclep_hostsim.so"
+        with pytest.raises(RuntimeError, match=f"^{text}$"):
+            Runtime(library)
+        (tmp_path / "libncclep_hostsim.so").touch()
 
 
 def test_importing_needs_neither_torch_nor_a_library(alone):

@@ -19,12 +19,13 @@
 //   LL dispatch         tokens [T, H]               tokens [L, R*M, H]          expert_counts [L]
 //   LL combine          tokens [L, R*M, H]          tokens [T, H]               topk_weights [T, K]
 //   HT dispatch         tokens [T, H]               tokens [n, H]               expert_counts [L]
-//     with routing      + topk_idx, topk_weights    + topk_idx, topk_weights
-//                         [T, K]                      [n, K]
+//     with routing      + topk_idx, _weights [T, K] + topk_idx, _weights [n, K]
 //   HT combine          tokens [n, H]               tokens [T, H]
 //     with gradients    + topk_weights [n, K]       + topk_weights [T, K]
 //   Handle::create, HT                                                          expert_counts [L]
 //
+// Rank-major LL: a dispatch of tokens and topk_weights [T, K] to tokens [R, M, H], topk_idx and topk_weights [R, M, K],
+// expert_counts [R]; a combine of tokens [R, M, H], without weights. Only ncclEpDispatch tells the address of a view.
 // expert_counts are optional everywhere. A dispatch may also have scales: outputs [L, R*M, S] or
 // [n, S], and inputs [T, S] if they come with the rows. Tokens are of any type in a dispatch,
 // ncclBfloat16, ncclFloat16 or ncclFloat32 in a combine; a row is a multiple of 16 bytes.
@@ -147,8 +148,7 @@ class Shape {
     bool fits_ = true;
 };
 
-// A view of your device memory: tag, address, type and shape. Copies are cheap; nothing is allocated.
-// Calls copy what they need of a view, so it may be destroyed after the call. The memory must stay
+// A view of your device memory: tag, address, type and shape. A call copies what it needs of it. The memory must stay
 // until the operation has run; that of a handle's ids, as long as the handle.
 class Tensor {
    public:

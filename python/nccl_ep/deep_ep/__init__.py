@@ -11,6 +11,7 @@ require_torch("nccl_ep.deep_ep")
 
 import torch
 
+from nccl_ep import __version__
 from nccl_ep.deep_ep.buffer import Buffer, Config
 from nccl_ep.deep_ep.elastic import ElasticBuffer, EPHandle
 from nccl_ep.deep_ep.events import EventHandle, EventOverlap
@@ -19,4 +20,4 @@ from nccl_ep.deep_ep.hybrid import HybridEPBuffer
 topk_idx_t = torch.int64
 
 __all__ = ["Buffer", "Config", "EPHandle", "ElasticBuffer", "EventHandle", "EventOverlap", "HybridEPBuffer",
-           "topk_idx_t"]
+           "__version__", "topk_idx_t"]

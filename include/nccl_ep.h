@@ -373,8 +373,8 @@ ncclResult_t ncclEpTensorCreate(ncclEpGroup_t ep_group,
 //
 // Where no `free_fn` was given, data is freed by `cudaFree`, which waits for the device. So the data stays allocated
 // until a later call while an exchange or operation of this library runs or is stuck there, or a graph holds one (on
-// one node: while a group with captured operations is alive). Beyond 256 such allocations, or 256 MiB that wait for
-// graphs alone, the oldest are freed without waiting, unless something is stuck: work that uses them must have ended.
+// one node: while a group with captured operations is alive). If more than 256 allocations wait, or 256 MiB only
+// because of graphs, the oldest are freed without waiting, unless something is stuck. Your work on them must have ended.
 //
 // @param ep_group  the tensor's group, alive or destroyed, or NULL
 // @param tensor    the descriptor
@@ -460,7 +460,7 @@ ncclResult_t ncclEpHandleOpen(ncclEpHandle_t *handle,
 //
 // @param handle            gets the handle; written on success only
 // @param ep_group          the group
-// @param expert_alignment  as of `ncclEpHandleOpen`; 0 is 1
+// @param expert_alignment  as in `ncclEpHandleOpen`, but 0 means 1 (there it means: no rows by expert)
 // @param max_rows          rows that this rank has room for; ranks may differ
 //
 // Returns as `ncclEpHandleOpen`, and `ncclInvalidArgument` for a group that has no rows by expert.
@@ -531,8 +531,8 @@ ncclResult_t ncclEpHandleWaitNumRecvTokens(ncclEpHandle_t handle,
 // A group's operations run one after the other in the order of the calls, whatever their streams. The caller orders
 // launches of graphs, among each other and with other operations. A handle must outlive the graphs that hold its
 // operations. At most four captures with operations of a group may be interleaved. A staged operation occupies one of
-// its group's two slots, in a graph if it is captured. Do not launch such a graph while a staged operation that was
-// sent outside of it, after the capture, waits for `ncclEpComplete`: both may wait until the deadline.
+// its group's two slots, a captured one in each replay. Do not launch its graph while a staged operation that was sent
+// outside of it, after the capture, waits for `ncclEpComplete`: both may wait until the deadline.
 //
 // R ranks, L local experts, M max_tokens_per_rank, T this rank's tokens, K top-k, H hidden size. Rows are of any type,
 // a multiple of 16 bytes and, with their scales, at most token_size_bytes.
@@ -610,8 +610,8 @@ ncclResult_t ncclEpDispatch(ncclEpHandle_t handle,
 //
 // LL after a rank-major dispatch of the handle: inputs TOKENS [R, M, H], where each token's row is what this rank's
 // experts contribute, weighted and summed by the caller; no weights; outputs TOKENS [T, H]: for each token the sum of
-// the rows of its ranks, in the order of the first k that names each, whatever NCCL_EP_LL_COMBINE says. The ids of the
-// dispatch count.
+// the rows of its ranks, ordered by the lowest k whose expert is on the rank, whatever NCCL_EP_LL_COMBINE says. The ids
+// are those at the dispatch, not the current ones.
 //
 // LL otherwise reads the ids again and finds the rows by them, so a token's (id, weight) pairs may be permuted in
 // place between a dispatch and its combine. If a token repeats an expert, its m-th entry means the m-th that was
@@ -746,9 +746,9 @@ ncclResult_t ncclEpGroupCountRows(ncclEpGroup_t ep_group,
 // Local: ranks may differ. HT dispatches are not timed.
 //
 // A wait is the nanoseconds from when the dispatch is ready to receive until the source rank has told how many rows it
-// sends; in a staged dispatch, within `ncclEpComplete`. So a rank's number shows how much later its dispatch began
-// than this rank's. Waits overlap, so their sum means nothing. Over several nodes, earlier waits for the network's
-// messages are not included.
+// sends; in a staged dispatch, within `ncclEpComplete`. So `ns_of_source[r]` shows how much later rank r began its
+// dispatch than this rank. Waits overlap, so their sum means nothing. Over several nodes, earlier waits for the
+// network's messages are not included.
 //
 // The dispatch's own kernel adds them, also in graphs that are captured from now on, which keep the address.
 //

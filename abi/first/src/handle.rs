@@ -154,7 +154,7 @@ pub unsafe extern "C" fn ncclEpHandleOpen(
 ///
 /// @param handle            gets the handle; written on success only
 /// @param ep_group          the group
-/// @param expert_alignment  as of `ncclEpHandleOpen`; 0 is 1
+/// @param expert_alignment  as in `ncclEpHandleOpen`, but 0 means 1 (there it means: no rows by expert)
 /// @param max_rows          rows that this rank has room for; ranks may differ
 ///
 /// Returns as `ncclEpHandleOpen`, and `ncclInvalidArgument` for a group that has no rows by expert.

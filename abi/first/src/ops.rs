@@ -103,8 +103,8 @@ unsafe fn operate(
 /// A group's operations run one after the other in the order of the calls, whatever their streams. The caller orders
 /// launches of graphs, among each other and with other operations. A handle must outlive the graphs that hold its
 /// operations. At most four captures with operations of a group may be interleaved. A staged operation occupies one of
-/// its group's two slots, in a graph if it is captured. Do not launch such a graph while a staged operation that was
-/// sent outside of it, after the capture, waits for `ncclEpComplete`: both may wait until the deadline.
+/// its group's two slots, a captured one in each replay. Do not launch its graph while a staged operation that was sent
+/// outside of it, after the capture, waits for `ncclEpComplete`: both may wait until the deadline.
 ///
 /// R ranks, L local experts, M max_tokens_per_rank, T this rank's tokens, K top-k, H hidden size. Rows are of any type,
 /// a multiple of 16 bytes and, with their scales, at most token_size_bytes.
@@ -209,8 +209,8 @@ pub unsafe extern "C" fn ncclEpDispatch(
 ///
 /// LL after a rank-major dispatch of the handle: inputs TOKENS [R, M, H], where each token's row is what this rank's
 /// experts contribute, weighted and summed by the caller; no weights; outputs TOKENS [T, H]: for each token the sum of
-/// the rows of its ranks, in the order of the first k that names each, whatever NCCL_EP_LL_COMBINE says. The ids of the
-/// dispatch count.
+/// the rows of its ranks, ordered by the lowest k whose expert is on the rank, whatever NCCL_EP_LL_COMBINE says. The ids
+/// are those at the dispatch, not the current ones.
 ///
 /// LL otherwise reads the ids again and finds the rows by them, so a token's (id, weight) pairs may be permuted in
 /// place between a dispatch and its combine. If a token repeats an expert, its m-th entry means the m-th that was

@@ -35,9 +35,9 @@ pub unsafe extern "C" fn ncclEpGroupCountRows(ep_group: ncclEpGroup_t, rows_of_e
 /// Local: ranks may differ. HT dispatches are not timed.
 ///
 /// A wait is the nanoseconds from when the dispatch is ready to receive until the source rank has told how many rows it
-/// sends; in a staged dispatch, within `ncclEpComplete`. So a rank's number shows how much later its dispatch began
-/// than this rank's. Waits overlap, so their sum means nothing. Over several nodes, earlier waits for the network's
-/// messages are not included.
+/// sends; in a staged dispatch, within `ncclEpComplete`. So `ns_of_source[r]` shows how much later rank r began its
+/// dispatch than this rank. Waits overlap, so their sum means nothing. Over several nodes, earlier waits for the
+/// network's messages are not included.
 ///
 /// The dispatch's own kernel adds them, also in graphs that are captured from now on, which keep the address.
 ///

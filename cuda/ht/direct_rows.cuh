@@ -202,7 +202,7 @@ __device__ void keep_token(const Block& block, uint32_t token, float weight, con
 
 // Fills a row of each output that no token fills; false if there is no such row.
 template <typename Block>
-__device__ bool fill_unused_row(const Block& block, uint32_t row) {
+__device__ bool fill_unused_row(const Block& block, uint64_t row) {
     const bool fills = block.params.fills_rest != 0;
     const bool has_row = fills && block.keeps_rows && row < block.params.out_rows;
     const bool has_routing = block.keeps_routing && row < block.params.routing_rows;
@@ -244,8 +244,7 @@ __device__ void work_locally(const Block& block) {
         keep_token(block, token, weight, entries);
     }
 #pragma unroll 1
-    for (uint32_t row = block.agreed.total + first; fill_unused_row(block, row);) {
-        row += step;
+    for (uint64_t i = first; fill_unused_row(block, Flat::unused_row(block.agreed.total, i)); i += step) {
     }
 }
 

@@ -62,12 +62,20 @@ struct ScaledKind {
     __device__ __forceinline__ static void send_whole(const Op& op, const Data& data,
                                                       const ScaledChunk& chunk,
                                                       EachSlot each_slot) {
-        const bool with_sentinel = any_lane(has_sentinel(data, chunk));
+        const uint32_t found = data.sentinels(chunk);
+        // Of the flags only those for which the receiver looks, as it also lowers them.
+        uint32_t flags = 0;
+        if (any_lane(found != 0)) {
+#pragma unroll 1
+            for (uint32_t i = 0; i < kVecs; ++i) {
+                flags |= any_lane(static_cast<int>(found >> i & 1)) ? 1u << i : 0;
+            }
+        }
         each_slot([&](const BankRow<Remote>& to) {
             put_to(data, to.data, chunk);
-            if (with_sentinel) {  // rarely, so all flags of the chunk
+            if (flags != 0) {
                 sync_warp();
-                if (lane_idx() < kVecs) {
+                if ((flags >> lane_idx() & 1) != 0) {
                     signal(to.flags + chunk.index * kVecs + lane_idx(), op.packet(0));
                 }
             }

@@ -373,8 +373,8 @@ ncclResult_t ncclEpTensorCreate(ncclEpGroup_t ep_group,
 //
 // Where no `free_fn` was given, data is freed by `cudaFree`, which waits for the device. So the data stays allocated
 // until a later call while an exchange or operation of this library runs or is stuck there, or a graph holds one (on
-// one node: while a group with captured operations is alive). If more than 256 allocations wait, or 256 MiB only
-// because of graphs, the oldest are freed without waiting, unless something is stuck. Your work on them must have ended.
+// one node: while a group with captured operations is alive). If more than 256 allocations wait, or 256 MiB only for
+// graphs, the oldest are freed without waiting, unless something is stuck. Your work on them must have ended.
 //
 // @param ep_group  the tensor's group, alive or destroyed, or NULL
 // @param tensor    the descriptor

@@ -248,8 +248,8 @@ def test_without_a_gpu_the_stand_ins_are_named(library, monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(library, "path", str(tmp_path / "libnccl_ep.so"))
     for folder in ("", f"{tmp_path}/"):
-        text = f"no GPU that PyTorch can use; to run on the CPU set NCCL_EP_NCCL_LIBRARY to {folder}libncclep_hostsim.so"
-        with pytest.raises(RuntimeError, match=f"^{text}$"):
+        text = f"to run on the CPU set NCCL_EP_NCCL_LIBRARY to {folder}libncclep_hostsim.so"
+        with pytest.raises(RuntimeError, match=f"^no GPU that PyTorch can use; {text}$"):
             Runtime(library)
         (tmp_path / "libncclep_hostsim.so").touch()
 

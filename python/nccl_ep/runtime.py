@@ -92,6 +92,9 @@ class Runtime:
         # Not the process's own symbols: PyTorch may have loaded a CUDA runtime that precedes them.
         self._stand_ins = library.base if host else None
         if self._stand_ins is not None:
+            # Bound once: a look-up makes a function and a type for it, which only the garbage collector frees.
+            self._record, self._query, self._synchronize = (
+                self._stand_ins[name] for name in ("cudaEventRecord", "cudaEventQuery", "cudaStreamSynchronize"))
             self._reached = ctypes.c_void_p()
             self._stand_ins["cudaEventCreate"](ctypes.byref(self._reached))
             end = weakref.finalize(self, self._stand_ins["cudaEventDestroy"], self._reached)
@@ -240,12 +243,12 @@ class Runtime:
         """On the CPU, waits for enqueued work: torch has no streams there that could wait. Ctrl-C ends the wait."""
         if self._stand_ins is not None:
             # An event of the default stream stands for all streams.
-            self._stand_ins["cudaEventRecord"](self._reached, None)
-            query, pause = self._stand_ins["cudaEventQuery"], _LONGEST_PAUSE / 64
-            while query(self._reached) == _NOT_READY:
+            self._record(self._reached, None)
+            pause = _LONGEST_PAUSE / 64
+            while self._query(self._reached) == _NOT_READY:
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
-            result = self._stand_ins["cudaStreamSynchronize"](None)
+            result = self._synchronize(None)
             if result != 0:
                 raise RuntimeError(f"an operation failed while it ran (CUDA error {result})")
 

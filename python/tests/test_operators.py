@@ -75,7 +75,7 @@ def test_rank_major_rows_in_a_graph(low_latency, cast, staged):
     graph = make_fx(step)(problem.tokens, problem.weights)
     names = [node.target._opname for node in graph.graph.nodes
              if getattr(node.target, "namespace", "") == "nccl_ep" and "complete" not in node.target._opname]
-    assert names == ["ll_dispatch_rank", "ll_combine"]
+    assert names == ["ll_dispatch", "ll_combine"]
     assert all(map(torch.equal, graph(problem.tokens, problem.weights), want))
 
 
@@ -88,7 +88,7 @@ def test_scales_are_seen_by_dispatch_modes(low_latency, order):
         outputs = [torch.empty_like(each) for each in (have.tokens, have.scales)]
         given = handle.dispatch(problem.tokens, cast="fp8", scales_order=order, out=outputs[0],
                                 out_scales=outputs[1])
-    assert seen.names == ["ll_dispatch_scaled"] * 2
+    assert seen.names == ["ll_dispatch"] * 2
     assert have.scales.stride() == want.scales.stride()
     assert given.tokens is outputs[0] and given.scales is outputs[1]
     for got in (have, given):
@@ -141,8 +141,8 @@ def test_ids_that_a_compiler_keeps_elsewhere(low_latency):
     """An operator writes them to the handle."""
     problem, handle = low_latency
     others = problem.topk_idx.flip(0).clone()
-    want = torch.ops.nccl_ep.ll_dispatch(problem.tokens, others, handle.number, handle.group.number,
-                                         False)
+    want = torch.ops.nccl_ep.ll_dispatch(problem.tokens, None, others, None, None, "row", handle.number,
+                                         handle.group.number, False)
     assert torch.equal(handle.topk_idx, others)
     assert torch.equal(want[1], handle.dispatch(problem.tokens).counts)
 

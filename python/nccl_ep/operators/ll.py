@@ -23,69 +23,35 @@ if TYPE_CHECKING:
 _Tensors = tuple[torch.Tensor, ...]
 
 
-@define("ll_dispatch(Tensor tokens, Tensor topk_idx, SymInt handle, int group, bool send_only) "
-        "-> (Tensor, Tensor)")
-def ll_dispatch(tokens: torch.Tensor, topk_idx: torch.Tensor, handle: int, group: int,
+@define("ll_dispatch(Tensor tokens, Tensor? scales, Tensor topk_idx, Tensor? topk_weights, str? cast, "
+        "str scales_order, SymInt handle, int group, bool send_only) -> (Tensor, Tensor, Tensor, Tensor, Tensor)")
+def ll_dispatch(tokens: torch.Tensor, scales: torch.Tensor | None, topk_idx: torch.Tensor,
+                topk_weights: torch.Tensor | None, cast: Any, scales_order: Any, handle: int, group: int,
                 send_only: bool) -> _Tensors:
-    """tokens [T, H] to rows [L, R*M, H] and counts int32 [L]."""
-    received = _with_ids(handle, topk_idx).dispatch(tokens, send_only=send_only)
-    assert received.counts is not None
-    return received.tokens, received.counts
+    """tokens [T, H] to rows [L, R*M, H], counts int32 [L], and scales; with weights to rows [R, M, H], counts [R], scales,
+    ids and weights [R, M, K]. What there is not is [0]."""
+    received = _with_ids(handle, topk_idx).dispatch(
+        tokens, topk_weights, layout="expert" if topk_weights is None else "rank", scales=scales, cast=cast,
+        scales_order=scales_order, send_only=send_only)
+    found = received.tokens, received.counts, received.scales, received.topk_idx, received.topk_weights
+    return tuple(tokens.new_empty(0) if each is None else each for each in found)
 
 
 @ll_dispatch.register_fake
-def _(tokens: torch.Tensor, topk_idx: torch.Tensor, handle: int, group: int,
-      send_only: bool) -> _Tensors:
-    shape, counts = _outputs(tokens, group)
-    return tokens.new_empty((*shape, tokens.shape[1])), counts
-
-
-@define("ll_dispatch_scaled(Tensor tokens, Tensor? scales, Tensor topk_idx, str? cast, "
-        "str scales_order, SymInt handle, int group, bool send_only) -> (Tensor, Tensor, Tensor)")
-def ll_dispatch_scaled(tokens: torch.Tensor, scales: torch.Tensor | None, topk_idx: torch.Tensor,
-                       cast: Any, scales_order: Any, handle: int, group: int,
-                       send_only: bool) -> _Tensors:
-    """The same of rows with scales, or with a cast; also scales [L, R*M, S]."""
-    received = _with_ids(handle, topk_idx).dispatch(tokens, scales=scales, cast=cast,
-                                                    scales_order=scales_order, send_only=send_only)
-    assert received.counts is not None and received.scales is not None
-    return received.tokens, received.counts, received.scales
-
-
-@ll_dispatch_scaled.register_fake
-def _(tokens: torch.Tensor, scales: torch.Tensor | None, topk_idx: torch.Tensor, cast: Any,
-      scales_order: Any, handle: int, group: int, send_only: bool) -> _Tensors:
-    shape, counts = _outputs(tokens, group)
-    rows = scaled_rows(tokens, scales, cast)
-    return (tokens.new_empty((*shape, tokens.shape[1]), dtype=rows.dtype), counts,
-            new_scales((*shape, rows.scales), rows.scale_dtype, scales_order, tokens.device))
-
-
-@define("ll_dispatch_rank(Tensor tokens, Tensor? scales, Tensor topk_idx, Tensor topk_weights, str? cast, "
-        "str scales_order, SymInt handle, int group, bool send_only) -> (Tensor, Tensor, Tensor, Tensor, Tensor)")
-def ll_dispatch_rank(tokens: torch.Tensor, scales: torch.Tensor | None, topk_idx: torch.Tensor,
-                     topk_weights: torch.Tensor, cast: Any, scales_order: Any, handle: int, group: int,
-                     send_only: bool) -> _Tensors:
-    """tokens [T, H] to rows [R, M, H], counts int32 [R], ids and weights [R, M, K], scales ([0] without)."""
-    received = _with_ids(handle, topk_idx).dispatch(tokens, topk_weights, layout="rank", scales=scales, cast=cast,
-                                                    scales_order=scales_order, send_only=send_only)
-    row_scales = tokens.new_empty(0) if received.scales is None else received.scales
-    return received.tokens, received.counts, received.topk_idx, received.topk_weights, row_scales
-
-
-@ll_dispatch_rank.register_fake
-def _(tokens: torch.Tensor, scales: torch.Tensor | None, topk_idx: torch.Tensor, topk_weights: torch.Tensor,
+def _(tokens: torch.Tensor, scales: torch.Tensor | None, topk_idx: torch.Tensor, topk_weights: torch.Tensor | None,
       cast: Any, scales_order: Any, handle: int, group: int, send_only: bool) -> _Tensors:
     ep: EpGroup = find("group", group)
-    shape, routing = low_latency_shape(ep, tokens.shape[1], True), (ep.world_size, ep.max_tokens_per_rank,
-                                                                    topk_idx.shape[1])
-    dtype, row_scales = tokens.dtype, tokens.new_empty(0)
+    shape = low_latency_shape(ep, tokens.shape[1], topk_weights is not None)
+    dtype, (row_scales, ids, weights) = tokens.dtype, (tokens.new_empty(0) for _ in range(3))
     if scales is not None or cast is not None:
         rows = scaled_rows(tokens, scales, cast)
         dtype, row_scales = rows.dtype, new_scales((*shape[:2], rows.scales), rows.scale_dtype, scales_order,
                                                    tokens.device)
-    return (tokens.new_empty(shape, dtype=dtype), tokens.new_empty(shape[:1], dtype=torch.int32),
-            tokens.new_empty(routing, dtype=torch.int64), tokens.new_empty(routing, dtype=torch.float32), row_scales)
+    if topk_weights is not None:
+        routing = (*shape[:2], topk_idx.shape[1])
+        ids, weights = tokens.new_empty(routing, dtype=torch.int64), tokens.new_empty(routing, dtype=torch.float32)
+    return (tokens.new_empty(shape, dtype=dtype), tokens.new_empty(shape[:1], dtype=torch.int32), row_scales, ids,
+            weights)
 
 
 @define("ll_combine(Tensor rows, Tensor topk_idx, Tensor? topk_weights, SymInt handle, "
@@ -131,10 +97,3 @@ def _with_ids(number: int, topk_idx: torch.Tensor) -> EpHandle:
         with torch.inference_mode():
             handle.topk_idx.copy_(topk_idx)
     return handle
-
-
-def _outputs(tokens: torch.Tensor, number: int) -> tuple[tuple[int, int], torch.Tensor]:
-    """[L, R*M] of a dispatch, and its counts."""
-    group: EpGroup = find("group", number)
-    return ((group.num_local_experts, group.world_size * group.max_tokens_per_rank),
-            tokens.new_empty((group.num_local_experts,), dtype=torch.int32))

@@ -158,18 +158,13 @@ class TracedLowLatency:
         _check_stream(stream)
         handle, group = self.handle, self.handle.group
         _refuse_staged_output(send_only, out, out_scales)
-        where = handle.number, group.number, send_only
+        rows, counts, row_scales, ids, weights = ll.ll_dispatch(
+            tokens, scales, handle.topk_idx, topk_weights, cast, scales_order, handle.number, group.number, send_only)
         is_scaled = scales is not None or cast is not None
-        row_scales = ids = weights = None
-        if topk_weights is not None:  # rank-major
-            rows, counts, ids, weights, row_scales = ll.ll_dispatch_rank(
-                tokens, scales, handle.topk_idx, topk_weights, cast, scales_order, *where)
-            row_scales = row_scales if is_scaled else None
-        elif is_scaled:
-            rows, counts, row_scales = ll.ll_dispatch_scaled(tokens, scales, handle.topk_idx, cast,
-                                                             scales_order, *where)
-        else:
-            rows, counts = ll.ll_dispatch(tokens, handle.topk_idx, *where)
+        if not is_scaled:
+            row_scales = None
+        if topk_weights is None:
+            ids = weights = None
         if send_only:
             handle.staged_outputs = _there(rows, row_scales, ids, weights, counts)
             handle.staged_inputs = _there(tokens, scales, topk_weights, handle.topk_idx)

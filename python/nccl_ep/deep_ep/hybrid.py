@@ -113,8 +113,8 @@ class HybridEPBuffer(Sharing):
 
     def __getattr__(self, name: str) -> Any:
         if name in ("dispatch", "combine", "update_template_config"):
-            raise NotServed(f"{name}: of this class dispatch_with_permute and combine_with_unpermute are served; Buffer "
-                            "and ElasticBuffer have rows by token")
+            raise NotServed(f"{name}: of this class dispatch_with_permute and combine_with_unpermute are served; "
+                            "Buffer and ElasticBuffer have rows by token")
         raise AttributeError(name)
 
     @without_gradients

@@ -28,8 +28,8 @@ _Tensors = tuple[torch.Tensor, ...]
 def ll_dispatch(tokens: torch.Tensor, scales: torch.Tensor | None, topk_idx: torch.Tensor,
                 topk_weights: torch.Tensor | None, cast: Any, scales_order: Any, handle: int, group: int,
                 send_only: bool) -> _Tensors:
-    """tokens [T, H] to rows [L, R*M, H], counts int32 [L], and scales; with weights to rows [R, M, H], counts [R], scales,
-    ids and weights [R, M, K]. What there is not is [0]."""
+    """tokens [T, H] to rows [L, R*M, H], counts int32 [L], and scales; with weights to rows [R, M, H], counts [R],
+    scales, ids and weights [R, M, K]. What there is not is [0]."""
     received = _with_ids(handle, topk_idx).dispatch(
         tokens, topk_weights, layout="expert" if topk_weights is None else "rank", scales=scales, cast=cast,
         scales_order=scales_order, send_only=send_only)

@@ -87,7 +87,8 @@ class TracedHandle:
 
             with chosen(self, "dispatch", choice, tokens):
                 return self.dispatch(tokens, topk_weights, layout=layout, scales=scales, cast=cast,
-                                     scales_order=scales_order, out=out, out_scales=out_scales, stream=stream, view=view)
+                                     scales_order=scales_order, out=out, out_scales=out_scales, stream=stream,
+                                     view=view)
         check_view(view, checked_layout(layout, "ht", topk_weights is not None), out is not None)
         _check_stream(stream)
         rows = None if out is None else out.shape[0]

@@ -13,7 +13,7 @@ from nccl_ep.operators.traced import is_traced, runs_now
 from nccl_ep.types import ncclEpChoice_t, ncclEpQuery_t, ncclEpSelect_t
 
 if TYPE_CHECKING:
-    from nccl_ep.handle import EpHandle
+    from nccl_ep.group import EpGroup
 
 OperationName = Literal["ll_dispatch", "ll_combine", "ht_dispatch", "ht_combine"]
 VariantName = Literal["ll.reduce", "ll.exact", "ht.ring", "ht.direct", "ht.pull"]
@@ -126,12 +126,11 @@ def in_c(select: Selector | None) -> Any:
 
 
 @contextlib.contextmanager
-def chosen(handle: EpHandle[Any], name: Literal["dispatch", "combine"], choice: Choice,
+def chosen(group: EpGroup[Any], name: Literal["dispatch", "combine"], choice: Choice,
            tokens: Any) -> Iterator[None]:
-    """Sets `choice` for an operation of the handle's group, and afterwards what was set before."""
+    """Sets `choice` for an operation of the group, and afterwards what was set before."""
     if is_traced() and not runs_now(tokens):
         raise ValueError("choice: not in compiled code, where group.set_choice serves")
-    group = handle.group
     operation: Any = f"{group.algorithm}_{name}"
     before = group.choices.get(operation)
     group.set_choice(operation, choice)

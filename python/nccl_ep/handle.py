@@ -133,7 +133,7 @@ class EpHandle(Routed[Mode]):
         alone and not for its backward: see `EpGroup.set_choice`.
         """
         if choice is not None:
-            with chosen(self, "dispatch", choice, tokens):
+            with chosen(self.group, "dispatch", choice, tokens):
                 return self.dispatch(tokens, topk_weights, layout=layout, scales=scales, cast=cast,
                                      scales_order=scales_order, out=out, out_scales=out_scales,
                                      send_only=send_only, stream=stream, view=view)
@@ -237,7 +237,7 @@ class EpHandle(Routed[Mode]):
         differentiable as `dispatch` is. `choice` as there.
         """
         if choice is not None:
-            with chosen(self, "combine", choice, tokens):
+            with chosen(self.group, "combine", choice, tokens):
                 return self.combine(tokens, topk_weights, out=out, send_only=send_only,
                                     stream=stream)
         if is_traced(stream) and not (self._by_rank and runs_now(tokens)):

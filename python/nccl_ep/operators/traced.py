@@ -85,7 +85,7 @@ class TracedHandle:
         if choice is not None:
             from nccl_ep.choices import chosen  # which asks this module
 
-            with chosen(self, "dispatch", choice, tokens):
+            with chosen(self.group, "dispatch", choice, tokens):
                 return self.dispatch(tokens, topk_weights, layout=layout, scales=scales, cast=cast,
                                      scales_order=scales_order, out=out, out_scales=out_scales, stream=stream,
                                      view=view)
@@ -116,7 +116,7 @@ class TracedHandle:
         if choice is not None:
             from nccl_ep.choices import chosen
 
-            with chosen(self, "combine", choice, tokens):
+            with chosen(self.group, "combine", choice, tokens):
                 return self.combine(tokens, topk_weights, out=out, stream=stream)
         _check_stream(stream)
         check_weights_of_combine("ht", False, topk_weights is not None)

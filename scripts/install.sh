@@ -58,7 +58,7 @@ uninstall() {
     target=$(readlink "$stage$libdir/libnccl_ep.so" || true)
     [[ $target != libnccl_ep.so.[0-9]*.[0-9]*.[0-9]* ]] || rm -f "$stage$libdir/$target"
     rm -f "${files[@]/#/"$stage"}" "$stage$libdir"/libnccl_ep.{a,so,so."$version"}
-    rm -f "$stage$later"/{include,lib/libnccl_ep.so.0,libnccl_ep.{a,so,so.0}} \
+    rm -f "$stage$later"/{include,lib/libnccl_ep.so{,.0},libnccl_ep.{a,so,so.0}} \
         "$stage$later"/libnccl_ep.so.[0-9]*.[0-9]*.[0-9]*
     rmdir "$stage$libdir"/cmake/nccl_ep{,_2} "$stage$later"{/lib,} "$stage$later_headers"/{nccl_ep,} "$stage$docdir" \
         2>/dev/null || true
@@ -111,9 +111,11 @@ install_later() {
     install -D -m 755 "$libraries/libnccl_ep_2.so" "$stage$later/$file"
     ln -sf "$file" "$stage$later/libnccl_ep.so.0"
     ln -sf libnccl_ep.so.0 "$stage$later/libnccl_ep.so"
-    # The folder is what programs look for by NCCL_EP_HOME: lib/ with the library, include/nccl_ep/ with any header.
+    # The folder is what programs look for by NCCL_EP_HOME, and link with: lib/ with the library, include/nccl_ep/ with
+    # any header.
     mkdir -p "$stage$later/lib"
     ln -sf ../libnccl_ep.so.0 "$stage$later/lib/libnccl_ep.so.0"
+    ln -sf libnccl_ep.so.0 "$stage$later/lib/libnccl_ep.so"
     ln -sfn "$(realpath -ms --relative-to="$later" "$later_headers")" "$stage$later/include"
     install -D -m 644 "$libraries/libnccl_ep_2.a" "$stage$later/libnccl_ep.a"
     install -D -m 644 "$headers/nccl_ep.h" "$stage$later_headers/nccl_ep.h"

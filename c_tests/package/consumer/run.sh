@@ -25,6 +25,7 @@ lib/cmake/nccl_ep_2/nccl_ep_2-config.cmake
 lib/libnccl_ep.a
 lib/libnccl_ep.so
 lib/nccl_ep_2/include
+lib/nccl_ep_2/lib/libnccl_ep.so
 lib/nccl_ep_2/lib/libnccl_ep.so.0
 lib/nccl_ep_2/libnccl_ep.a
 lib/nccl_ep_2/libnccl_ep.so
@@ -154,11 +155,12 @@ later_by_cmake() {
 }
 needs_later() { readelf -d "$1" | grep -q 'NEEDED.*\[libnccl_ep\.so\.0\]'; }
 
-# As TransformerEngine's library looks for it by NCCL_EP_HOME.
+# As TransformerEngine's library looks for it by NCCL_EP_HOME, and as sources that are built with it link.
 is_a_home() {
     readelf -d "$1/lib/libnccl_ep.so.0" | grep -q 'SONAME.*\[libnccl_ep\.so\.0\]' &&
         [ -f "$1/include/nccl_ep/ep_enums.h" ]
 }
+home_flags() { echo "-I$1/include -L$1/lib -lnccl_ep"; }
 
 with_later_interface() {
     check "later: a home" is_a_home "$prefix/lib/nccl_ep_2"
@@ -168,6 +170,8 @@ with_later_interface() {
     check "later: run, shared" env LD_LIBRARY_PATH="$prefix/lib/nccl_ep_2" "$work/later.so"
     check "later: build, behind the other folder" pkg_config_build later.c later.so "-L$prefix/lib $(later_flags "")"
     check "later: needs the library there, too" needs_later "$work/later.so"
+    check "later: build with a home" pkg_config_build later.c later.so "$(home_flags "$prefix/lib/nccl_ep_2")"
+    check "later: needs the library of the home" needs_later "$work/later.so"
     check "later: build, static" pkg_config_build later.c later.a "$(later_flags --static)"
     check "later: run, static" "$work/later.a"
     check "later: cmake" later_by_cmake

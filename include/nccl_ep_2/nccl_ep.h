@@ -98,7 +98,9 @@ typedef struct ncclEpAllocConfig_t {
   void *context;
 } ncclEpAllocConfig_t;
 
-// Configuration of a group; the same on every rank.
+// Configuration of a group; the same on every rank. Ranks compare `algorithm`, `num_experts`,
+// `max_dispatch_tokens_per_rank`, `max_token_bytes` and, in HT, `max_recv_tokens_per_rank` and whether
+// `overflow_policy` drops rows; nothing else.
 typedef struct ncclEpGroupConfig_t {
   // Bytes of this struct.
   unsigned int size;
@@ -129,7 +131,7 @@ typedef struct ncclEpGroupConfig_t {
   unsigned int max_num_sms;
   // Allocates for handles without memory of the caller's. None: the library does.
   struct ncclEpAllocConfig_t alloc;
-  // LL: not 0 masks lost ranks. Not served yet.
+  // LL: not 0 masks lost ranks. Not served yet. HT: without effect.
   unsigned int enable_mask;
   // How long an operation waits for another rank; 0: 100 seconds. NCCL_EP_TIMEOUT_MS overrides it.
   uint64_t timeout_ns;
@@ -207,8 +209,8 @@ typedef struct ncclEpLayoutInfo_t {
   ncclEpTensor_t *src_rank_counters;
   // HT expert-major: where each zone begins, given as `expert_counters`. Elsewhere not read.
   ncclEpTensor_t *expert_offsets;
-  // HT: number of all rows (expert-major: slots), including dropped ones; int32 or int64 `[1]`, given wherever
-  // `expert_counters` are. LL: not read.
+  // HT: number of all rows (expert-major: slots), including dropped ones; int32 or int64 `[1]`. May be given
+  // wherever `expert_counters` may. LL: not read.
   ncclEpTensor_t *recv_total_counter;
   // How received ids are numbered; read by a dispatch.
   ncclEpExpertIdKind_t recv_topk_idx_kind;

@@ -122,7 +122,9 @@ pub struct ncclEpAllocConfig_t {
     pub context: *mut c_void,
 }
 
-/// Configuration of a group; the same on every rank.
+/// Configuration of a group; the same on every rank. Ranks compare `algorithm`, `num_experts`,
+/// `max_dispatch_tokens_per_rank`, `max_token_bytes` and, in HT, `max_recv_tokens_per_rank` and whether
+/// `overflow_policy` drops rows; nothing else.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ncclEpGroupConfig_t {
@@ -155,7 +157,7 @@ pub struct ncclEpGroupConfig_t {
     pub max_num_sms: c_uint,
     /// Allocates for handles without memory of the caller's. None: the library does.
     pub alloc: ncclEpAllocConfig_t,
-    /// LL: not 0 masks lost ranks. Not served yet.
+    /// LL: not 0 masks lost ranks. Not served yet. HT: without effect.
     pub enable_mask: c_uint,
     /// How long an operation waits for another rank; 0: 100 seconds. NCCL_EP_TIMEOUT_MS overrides it.
     pub timeout_ns: u64,
@@ -190,8 +192,8 @@ pub struct ncclEpLayoutInfo_t {
     pub src_rank_counters: *mut ncclEpTensor_t,
     /// HT expert-major: where each zone begins, given as `expert_counters`. Elsewhere not read.
     pub expert_offsets: *mut ncclEpTensor_t,
-    /// HT: number of all rows (expert-major: slots), including dropped ones; int32 or int64 `[1]`, given wherever
-    /// `expert_counters` are. LL: not read.
+    /// HT: number of all rows (expert-major: slots), including dropped ones; int32 or int64 `[1]`. May be given
+    /// wherever `expert_counters` may. LL: not read.
     pub recv_total_counter: *mut ncclEpTensor_t,
     /// How received ids are numbered; read by a dispatch.
     pub recv_topk_idx_kind: raw::ncclEpExpertIdKind_t,

@@ -31,7 +31,8 @@ __device__ bool check_outputs(const Block& block) {
         } else if (!scales_fit) {
             fail(params.common, FAULT_SCALE_ROWS, block.rank(), total, block.rows.scale_rows());
         } else if (!routing_fits) {
-            fail(params.common, FAULT_ROUTING_ROWS, block.rank(), total, params.routing_rows);
+            const uint32_t fault = Block::kZones ? FAULT_WEIGHT_ROWS : FAULT_ROUTING_ROWS;
+            fail(params.common, fault, block.rank(), total, params.routing_rows);
         }
     }
     return rows_fit && scales_fit && routing_fits;

@@ -87,7 +87,7 @@ ENTRY(ht_spread) {
     const HtZones& zones = params.zones;
     if (has_failed_before(params.wait) || !has_room(params, params.out_rows, FAULT_TOKEN_ROWS) ||
         !has_room(params, params.scale_rows, FAULT_SCALE_ROWS) ||
-        !has_room(params, params.weight_rows, FAULT_ROUTING_ROWS)) {
+        !has_room(params, params.weight_rows, FAULT_WEIGHT_ROWS)) {
         return;
     }
     const uint32_t warps = gridDim.x * num_warps();

@@ -19,9 +19,10 @@ use crate::backend::bootstrap::Bootstrap;
 use crate::backend::device::{Blocks, Device};
 use crate::backend::net::two_sided::replays::ReplayMarks;
 use crate::backend::objects::GroupObjects;
+use crate::error::refusal::{OfSettings, OfTensor, Role, Setting, Subject};
 use crate::error::{Code, Error, Result};
 use crate::model::group::{ByMode, GroupFacts};
-use crate::model::handle_state::{COMPARED_WORDS, GivenBlock, HEADER_WORDS, HandleHome};
+use crate::model::handle_state::{COMPARED_WORDS, GivenBlock, HEADER_WORDS, HandleHome, word_name};
 use crate::model::ops::{
     HandleForm, HtCombine, HtDispatch, LlDispatch, LlOp, Routing, RoutingCounters, StagedSlot, Stream, ViewBank,
 };
@@ -139,8 +140,21 @@ pub fn check_header(words: &[u32], expected: &[u32; HEADER_WORDS]) -> Result<()>
 /// `word` of its header is `got`.
 pub fn foreign_state(word: u32, got: u32, expected: u32) -> Error {
     let text = "the handle's memory holds no routing of a handle like this one";
-    let shown = |value: u32| format!("word {word} {value:#x}");
+    let shown = |value: u32| match word_name(word) {
+        Some(name) => format!("{name} {value}"),
+        None => format!("word {word} {value:#x}"),
+    };
     Error::new(Code::InvalidUsage, text).got(shown(got), shown(expected))
+}
+
+/// The refusal of a tensor that has `got` of the `needed` rows: silently dropping tokens would be worse. Tensors that end
+/// at the group's `bound`, if it is not 0, are as long as they may be.
+pub fn too_few_rows(role: Role, (got, needed): (usize, usize), bound: usize) -> Error {
+    let refused = match got == bound && bound > 0 {
+        true => Error::usage(Subject::Setting(Setting::RecvRows), OfSettings::HoldsAllReceived),
+        false => Error::usage(Subject::Size(role, 0), OfTensor::HoldsAllReceived),
+    };
+    refused.got(got, format_args!("{needed} or more"))
 }
 
 /// Refuses a question that only the handle that was routed can answer.

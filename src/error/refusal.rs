@@ -162,6 +162,7 @@ pub enum OfSettings {
     MultipleOf16,
     BoundNeeded,
     CountableRows,
+    HoldsAllReceived,
     OneNode,
     LlKernelsCount,
     HtKernelsCount,

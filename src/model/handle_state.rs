@@ -207,6 +207,19 @@ const KEPT_IDS: u32 = 1 << 8;
 /// Lowest bit, in the same word, of the zones' alignment.
 const ALIGNMENT_SHIFT: u32 = 16;
 
+/// What word `word` of a header tells, if it is a number that callers know.
+pub fn word_name(word: u32) -> Option<&'static str> {
+    match word {
+        4 => Some("ranks"),
+        5 => Some("rank"),
+        6 => Some("local experts"),
+        7 => Some("most tokens"),
+        8 => Some("tokens"),
+        9 => Some("ids per token"),
+        _ => None,
+    }
+}
+
 /// `header` with another layout: each LL dispatch chooses its own.
 pub fn with_layout(mut header: [u32; HEADER_WORDS], layout: Layout) -> [u32; HEADER_WORDS] {
     header[LAYOUT_WORD] = layout_number(layout);

@@ -179,8 +179,11 @@ fn out_scales<'a>(received: &Received<'_>, tensors: &DispatchTensors<'a>) -> Res
             .size_is(0, experts, Extent::ExpertsOf(Role::TokensOut))?
             .size_is(1, slots, Extent::RowsOf(Role::TokensOut)),
         (Layout::RankMajor { .. }, _) => self::received(out, received.layout),
-        (Layout::Flat, Some(tokens)) => out.size_is(0, tokens.size(0), Extent::RowsOf(Role::TokensOut)),
-        (Layout::Flat, None) => Ok(out),
+        // A caller who keeps the rest may have more of either.
+        (Layout::Flat, Some(tokens)) if !tensors.keeps_rest => {
+            out.size_is(0, tokens.size(0), Extent::RowsOf(Role::TokensOut))
+        }
+        (Layout::Flat, _) => Ok(out),
     }
 }
 

@@ -178,7 +178,7 @@ impl Dispatch {
     ) -> Result<()> {
         let room = Room::of(handle, stream)?;
         rows.check(room)?;
-        let out_scales = room.of_scales(&scales, &mut rows.out)?;
+        let out_scales = room.of_scales(&scales)?;
         let tensors = DispatchTensors { counters, ..self.tensors(&rows, &scales, out_scales.as_ref()) };
         handle.core.dispatch(&tensors, false, stream).map(drop)
     }

@@ -176,7 +176,8 @@ static void overflow(const EpEnv* env, const Case* test, uint64_t seed) {
     EP_CHECK(result == ncclSuccess || (!is_full && result == ncclRemoteError));
     ep_sync(env);
     if (is_full) {
-        CHECK_REFUSED(run_dispatch(&run, NCCL_EP_FWD_PASS), ncclInvalidUsage, "outputs.tokens.sizes[0]");
+        CHECK_REFUSED(run_dispatch(&run, NCCL_EP_FWD_PASS), ncclInvalidUsage,
+                      "config.max_recv_tokens_per_rank: must hold all rows that this rank receives");
         const RefBuffer* rows = &run.buffers[kReceived];
         EP_SCOPED unsigned char* got = ref_host_new(rows->bytes);
         EP_SCOPED void* poison = ref_host_poison(rows->bytes);

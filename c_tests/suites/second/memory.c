@@ -90,6 +90,41 @@ EP_TEST(rows_are_those_of_the_memory) {
     }
 }
 
+// One rank has one row too few in a tensor beside its rows.
+static void expect_too_few(const EpEnv* env, unsigned tensor, const char* words) {
+    const bool is_short = env->rank == env->size - 1;
+    Run run;
+    Call call;
+    Case test = kSmallHt;
+    test.kind = kHtZones;
+    test.alignment = 4;
+    test.style = kRefOneRank;
+    test.in_memory = true;
+    test.scaled = tensor == kScalesOut;
+    run_open(&run, env, NULL, &test, 755);
+    run_route(&run);
+    run_move(&run);
+    call_set(&call, &run, NCCL_EP_FWD_PASS);
+    if (is_short) call.views[tensor].sizes[0] -= 1;
+    // The others may have heard of it by then.
+    const ncclResult_t result =
+        ncclEpDispatch(run.handle, &call.inputs, &call.outputs, &call.info, &call.config, env->stream);
+    EP_CHECK(result == ncclSuccess || (!is_short && result == ncclRemoteError));
+    ep_sync(env);
+    forget_lines();
+    if (is_short) {
+        CHECK_REFUSED(run_update(&run), ncclInvalidUsage, words);
+    }
+    run_close(&run);
+}
+
+// The first operation on a copy of a routing finds out by itself what comes.
+EP_TEST(the_tensor_that_is_too_short_is_named) {
+    expect_too_few(env, kReceived, "outputs.tokens.sizes[0]: must hold all tokens that this rank receives");
+    expect_too_few(env, kWeightsOut, "outputs.topk_weights.sizes[0]: must hold all tokens that this rank receives");
+    expect_too_few(env, kScalesOut, "outputs.scales.sizes[0]: must hold all tokens that this rank receives");
+}
+
 // Where the stream has not come to the memory for long, the operation finds out what comes.
 EP_TEST(rows_in_memory_are_not_waited_for_without_end) {
     if (!ep_on_host_backend()) return;
@@ -178,7 +213,8 @@ static void expect_foreign(const EpEnv* env, Case test, Foreign foreign) {
     ep_barrier();
     forget_lines();
     CHECK_REFUSED(run_combine(&run, NCCL_EP_FWD_PASS), ncclInvalidUsage,
-                  "holds no routing of a handle like this one");
+                  foreign == kFewerTokens ? "holds no routing of a handle like this one (got tokens "
+                                          : "holds no routing of a handle like this one (got word ");
     run.num_tokens += fewer;
     run_end_handle(&run);
     (void)ncclEpGroupDestroy(run.own_group);  // it may tell of the failure

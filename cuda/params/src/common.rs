@@ -60,7 +60,7 @@ macro_rules! from_raw {
 
 from_raw! {
     Fault: None Timeout Differs PeerFailed TokenRows RoutingRows InputRows Disagreed StagedDiffers
-        HandleDiffers RailPeerFailed ScaleRows ExpertRows ForeignState;
+        HandleDiffers RailPeerFailed ScaleRows ExpertRows ForeignState WeightRows;
     KernelOp: PeerSelftest LlDispatch LlCombine HtRoute HtDispatch HtCombine;
     Wait: Pattern Counts Entry Row Weight Begin Ack Credit StreamedRow;
 }
@@ -136,6 +136,8 @@ pub enum Fault {
     ExpertRows = 13,
     /// Word `what` of the header of a handle's block in a caller's memory is `got` instead of `expected`.
     ForeignState = 14,
+    /// Rows by expert: fewer outputs for weights, `got`, than slots, `expected`.
+    WeightRows = 15,
 }
 
 /// What waits on the device; `FaultReport::op`.

@@ -5,8 +5,8 @@ use crate::backend::cuda::driver::memory::HostPage;
 use crate::backend::cuda::params::common::{Fault, FaultReport, KernelOp, Wait, WaitParams};
 use crate::backend::cuda::params::ht_nodes::HT_RANK_OF_GROUP;
 use crate::backend::cuda::scaled_rows::ScalesWord;
-use crate::backend::{Faults, foreign_state};
-use crate::error::refusal::{AmongRanks, OfTensor, Operation, Role, Subject};
+use crate::backend::{Faults, foreign_state, too_few_rows};
+use crate::error::refusal::{AmongRanks, Operation, Role, Subject};
 use crate::error::{Code, Context as Circumstance, Error, Result, Value};
 use crate::model::ids::{GroupRank, LocalRank};
 use crate::model::node_view::NodeView;
@@ -27,14 +27,22 @@ pub struct FaultPage {
     view: Arc<NodeView>,
     pub timeout: Duration,
     of_mode: OfMode,
+    /// HT: the rows that an ABI cuts tensors to; 0 for none.
+    tensor_rows: usize,
     /// The failure of the network between nodes.
     network: OnceCell<Error>,
 }
 
 impl FaultPage {
     /// An empty report of the rank that sees `view`.
-    pub fn new(context: &Arc<Context>, view: Arc<NodeView>, timeout: Duration, of_mode: OfMode) -> Result<Self> {
-        Ok(Self { page: HostPage::new(context, 1)?, view, timeout, of_mode, network: OnceCell::new() })
+    pub fn new(
+        context: &Arc<Context>,
+        view: Arc<NodeView>,
+        timeout: Duration,
+        of_mode: OfMode,
+        tensor_rows: usize,
+    ) -> Result<Self> {
+        Ok(Self { page: HostPage::new(context, 1)?, view, timeout, of_mode, tensor_rows, network: OnceCell::new() })
     }
 
     /// Records that the network between nodes has failed. The first failure counts: kernels report others, as what they
@@ -72,6 +80,10 @@ impl FaultPage {
         }
     }
 
+    fn too_few_rows(&self, role: Role, report: &FaultReport) -> Error {
+        too_few_rows(role, (report.got as usize, report.expected as usize), self.tensor_rows)
+    }
+
     fn lateness(&self, report: &FaultReport) -> Error {
         let failed = match Fault::from_raw(report.state) {
             Some(Fault::PeerFailed) => Some(self.view.rank_of(LocalRank::from(report.got))),
@@ -104,10 +116,11 @@ impl Faults for FaultPage {
         let error = match Fault::from_raw(report.state) {
             Some(Fault::StagedDiffers) => differs(&report, Subject::Staging),
             Some(Fault::HandleDiffers) => differs(&report, Subject::Handle).got(report.expected, report.got),
-            Some(Fault::TokenRows) => too_few_rows(Role::TokensOut, &report),
-            Some(Fault::ScaleRows) => too_few_rows(Role::ScalesOut, &report),
-            Some(Fault::RoutingRows) => too_few_rows(Role::IdsOut, &report),
-            Some(Fault::InputRows) => too_few_rows(Role::TokensIn, &report),
+            Some(Fault::TokenRows) => self.too_few_rows(Role::TokensOut, &report),
+            Some(Fault::ScaleRows) => self.too_few_rows(Role::ScalesOut, &report),
+            Some(Fault::RoutingRows) => self.too_few_rows(Role::IdsOut, &report),
+            Some(Fault::WeightRows) => self.too_few_rows(Role::WeightsOut, &report),
+            Some(Fault::InputRows) => self.too_few_rows(Role::TokensIn, &report),
             Some(Fault::ExpertRows) => repeated_ids(&report),
             Some(Fault::ForeignState) => foreign_state(report.what, report.got, report.expected),
             _ => (self.of_mode)(&report).unwrap_or_else(|| self.lateness(&report)),
@@ -122,12 +135,6 @@ impl Faults for FaultPage {
 /// A time in the kernels' unit.
 pub fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
-}
-
-/// A tensor of received rows must have room for all: silently dropping tokens would be worse.
-fn too_few_rows(role: Role, report: &FaultReport) -> Error {
-    Error::usage(Subject::Size(role, 0), OfTensor::HoldsAllReceived)
-        .got(report.got, format_args!("{} or more", report.expected))
 }
 
 /// A rank's repeated ids take slots of an expert that others need.

@@ -65,7 +65,7 @@ impl Bench {
     }
 
     fn faults(&self, rank: usize) -> FaultPage {
-        FaultPage::new(&self.context, Arc::new(view("aa", rank)), TIMEOUT, |_| None).unwrap()
+        FaultPage::new(&self.context, Arc::new(view("aa", rank)), TIMEOUT, |_| None, 0).unwrap()
     }
 
     /// Rank `rank`'s part of the self-test, on its stream.

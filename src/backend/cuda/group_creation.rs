@@ -147,7 +147,7 @@ impl Prepared {
                 },
                 programmatic: choices.programmatic && view.others() == 0 && driver::launches_early()?,
             },
-            faults: Arc::new(FaultPage::new(context, Arc::clone(view), choices.timeout, of_mode)?),
+            faults: Arc::new(FaultPage::new(context, Arc::clone(view), choices.timeout, of_mode, facts.tensor_rows)?),
         })
     }
 }

@@ -53,6 +53,9 @@ fn of_settings(rule: OfSettings) -> &'static str {
         OfSettings::MultipleOf16 => "must be a positive multiple of 16",
         OfSettings::BoundNeeded => "NCCL_EP_AUTO is for high throughput only",
         OfSettings::CountableRows => "received rows must be countable in 31 bits",
+        OfSettings::HoldsAllReceived => {
+            "must hold all rows that this rank receives, unless NCCL_EP_OVERFLOW_DROP drops the rest"
+        }
         OfSettings::OneNode => "is for groups on one node only",
         OfSettings::LlKernelsCount => "is more than the low-latency kernels can count",
         OfSettings::HtKernelsCount => "is more than the high-throughput kernels can count",

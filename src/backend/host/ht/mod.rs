@@ -9,8 +9,8 @@ use crate::backend::host::device::add_numbers;
 use crate::backend::host::fingerprint::Fingerprint;
 use crate::backend::host::group_state::GroupState;
 use crate::backend::host::ht::route::HtMap;
-use crate::backend::{HtBackend, HtRouting, opened_again};
-use crate::error::refusal::{OfTensor, Operation, Role, Subject};
+use crate::backend::{HtBackend, HtRouting, opened_again, too_few_rows};
+use crate::error::refusal::{Operation, Role};
 use crate::error::{Error, Result};
 use crate::model::handle_state::GivenBlock;
 use crate::model::ops::{HtCombine, HtDispatch, Routing, Stream, Zones};
@@ -105,14 +105,13 @@ impl Routed {
         }
     }
 
-    /// Refuses a tensor without room for all received rows: silently dropping tokens would be worse.
+    /// Refuses a tensor without room for all received rows.
     fn check_capacity(&self, role: Role, rows: usize) -> Result<()> {
         let received = self.rows_needed();
         if rows >= received {
             return Ok(());
         }
-        Err(Error::usage(Subject::Size(role, 0), OfTensor::HoldsAllReceived)
-            .got(rows, format_args!("{received} or more")))
+        Err(too_few_rows(role, (rows, received), self.shared.facts.tensor_rows))
     }
 }
 

@@ -338,7 +338,8 @@ ncclResult_t ncclEpCreateGroup(ncclEpGroup_t *ep_group,
 
 // Destroys a group. Collective: every rank of the group calls it, before its communicator is destroyed. Blocks the
 // host until the group's operations have ended on all ranks. Launches of graphs that hold operations of the group must
-// have ended. NULL is a successful no-op. Later calls on the group's handles are refused.
+// have ended. NULL is a successful no-op. Later calls on the group's handles are refused. A failed group is destroyed
+// like any other: a failure that no call has returned is only logged, with NCCL_DEBUG=WARN.
 //
 // Returns `ncclInvalidArgument` for a group that was destroyed already; `ncclRemoteError` if other ranks do not arrive
 // in time, or if operations do not end within twice that time because earlier work on their stream does not end: the

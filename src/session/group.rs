@@ -3,7 +3,7 @@
 use crate::backend::device::{Blocks, Device, EnteredDevice, OwnStream};
 use crate::backend::{Faults, OpenGroup};
 use crate::error::refusal::{Extent, InSequence, OfTensor, Role, Subject};
-use crate::error::{Code, Context, Error, Result};
+use crate::error::{Code, Context, Error, Formatter, Result};
 use crate::log;
 use crate::model::group::{ByMode, GroupFacts, MAX_TOP_K};
 use crate::model::handle_state::block_bytes;
@@ -30,6 +30,8 @@ pub struct Group {
     checks: Option<Checks>,
     pub(super) choices: Choices,
     failed: OnceCell<Error>,
+    /// Whether the caller has got a failure.
+    told: AtomicBool,
     closed: AtomicBool,
     staged: Mutex<Staged>,
     /// The address of each [`Statistic`]; 0 for none.
@@ -79,6 +81,7 @@ impl Group {
             about,
             checks,
             failed: OnceCell::new(),
+            told: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             staged: Mutex::default(),
             statistics: Default::default(),
@@ -113,13 +116,20 @@ impl Group {
     }
 
     /// Closes the group: calls on its handles are refused from now on. The closing exchange runs on `stream`, by
-    /// default where the creation's exchanges ran. Collective.
-    pub fn close(&self, stream: Option<Stream>) -> Result<()> {
+    /// default where the creation's exchanges ran. Collective. A failure that no call has returned is logged, in the
+    /// words of `formatter`: an operation may have been the last one.
+    pub fn close(&self, stream: Option<Stream>, formatter: Formatter) -> Result<()> {
         self.closed.store(true, Ordering::Release);
         // If the device cannot be entered, closing reports that.
         let _entered = self.enter();
         let own = self.own_stream.get().map(|own| own.stream);
-        self.backend.common.close(stream.or(own).unwrap_or(Stream::DEFAULT))
+        let closed = self.backend.common.close(stream.or(own).unwrap_or(Stream::DEFAULT));
+        if let Some(failure) = self.failure()
+            && self.is_news()
+        {
+            log::warn(&formatter(&failure.during(Context::GroupFailed)));
+        }
+        closed
     }
 
     pub fn facts(&self) -> &GroupFacts {
@@ -198,10 +208,16 @@ impl Group {
         self.failed.get().cloned().or_else(|| self.faults.first())
     }
 
-    /// Marks the group unusable; later calls fail at once instead of leaving the peers waiting.
+    /// Whether the caller gets a failure for the first time.
+    pub fn is_news(&self) -> bool {
+        !self.told.swap(true, Ordering::Relaxed)
+    }
+
+    /// Marks the group unusable by what a call returns; later calls fail at once instead of leaving the peers waiting.
     pub fn mark_failed(&self, error: Error) {
         // The first failure is the one worth reporting.
         let _ = self.failed.set(error);
+        self.told.store(true, Ordering::Relaxed);
     }
 
     /// The library's own stream for the group's exchanges, created on first use.
@@ -215,7 +231,10 @@ impl Group {
             return Err(Error::usage(Subject::Handle, InSequence::GroupDestroyed));
         }
         match self.failure() {
-            Some(failure) => Err(failure.during(Context::GroupFailed)),
+            Some(failure) => {
+                self.told.store(true, Ordering::Relaxed);
+                Err(failure.during(Context::GroupFailed))
+            }
             None => Ok(()),
         }
     }

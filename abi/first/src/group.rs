@@ -92,7 +92,7 @@ pub unsafe extern "C" fn ncclEpGroupDestroy(ep_group: ncclEpGroup_t, stream: cud
         }
         let stream = Stream(stream as usize);
         GROUPS.resolve(ep_group as usize)?.session.check_not_captured(stream)?;
-        GROUPS.remove(ep_group as usize)?.session.close(Some(stream))
+        GROUPS.remove(ep_group as usize)?.session.close(Some(stream), texts::text)
     })
 }
 

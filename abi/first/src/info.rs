@@ -60,7 +60,7 @@ pub unsafe extern "C" fn ncclEpGetAsyncError(ep_group: ncclEpGroup_t, result: *m
             let code = error.code();
             let text = texts::text(&error.within(name));
             // Callers poll this function.
-            if group.is_news() {
+            if group.session.is_news() {
                 log::warn(&text);
             }
             set_last_error(&text);

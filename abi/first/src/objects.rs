@@ -10,7 +10,6 @@ use nccl_ep_core::session;
 use nccl_ep_core::session::handle::Handle;
 use parking_lot::Mutex;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 pub static GROUPS: Registry<Group> = Registry::new(1, Names { argument: "ep_group", object: "group" });
 pub static HANDLES: Registry<Handle> = Registry::new(2, Names { argument: "handle", object: "handle" });
@@ -22,13 +21,11 @@ static FREEING: Mutex<Freeing<Allocator>> = Mutex::new(Freeing::EMPTY);
 pub struct Group {
     pub session: Arc<session::group::Group>,
     pub allocator: Arc<Allocator>,
-    reported: AtomicBool,
 }
 
 impl Group {
     pub fn register(session: session::group::Group, allocator: Arc<Allocator>) -> usize {
-        let group =
-            Self { session: Arc::new(session), allocator: Arc::clone(&allocator), reported: AtomicBool::new(false) };
+        let group = Self { session: Arc::new(session), allocator: Arc::clone(&allocator) };
         let mut freeing = FREEING.lock();
         let number = GROUPS.insert(Arc::new(group));
         freeing.note(number, allocator.frees_by(), &allocator);
@@ -42,11 +39,6 @@ impl Group {
             Err(Missing::Destroyed) => FREEING.lock().find(number),
             Err(_) => None,
         }
-    }
-
-    /// True on the first call only: a failure is printed once.
-    pub fn is_news(&self) -> bool {
-        !self.reported.swap(true, Ordering::Relaxed)
     }
 }
 

@@ -75,7 +75,8 @@ fn environment(comm: ncclComm_t) -> LaterEnv {
 
 /// Destroys a group. Collective: every rank of the group calls it, before its communicator is destroyed. Blocks the
 /// host until the group's operations have ended on all ranks. Launches of graphs that hold operations of the group must
-/// have ended. NULL is a successful no-op. Later calls on the group's handles are refused.
+/// have ended. NULL is a successful no-op. Later calls on the group's handles are refused. A failed group is destroyed
+/// like any other: a failure that no call has returned is only logged, with NCCL_DEBUG=WARN.
 ///
 /// Returns `ncclInvalidArgument` for a group that was destroyed already; `ncclRemoteError` if other ranks do not arrive
 /// in time, or if operations do not end within twice that time because earlier work on their stream does not end: the
@@ -92,7 +93,7 @@ pub unsafe extern "C" fn ncclEpGroupDestroy(ep_group: ncclEpGroup_t) -> ncclResu
         }
         let group = GROUPS.remove(ep_group as usize)?;
         // After a failure operations may still be running, so nothing is freed.
-        group.session.close(None)?;
+        group.session.close(None, texts::text)?;
         group.allocator.as_ref().map_or(Ok(()), |it| it.free_all())
     })
 }

@@ -164,8 +164,18 @@ EP_TEST(handles_take_turns) {
     take_turns(env, true);
 }
 
-// What lies beyond the bound is still poison, with zones everything is, and the next call reports it.
-static void overflow(const EpEnv* env, const Case* test, uint64_t seed) {
+// A failure is told once: by a call, or by the group's end.
+static void destroy_failed(Run* run, bool is_told) {
+    run_end_handle(run);
+    forget_lines();
+    const ncclResult_t result = ncclEpGroupDestroy(run->own_group);
+    if (is_told) EP_CHECK(!has_new_lines());
+    CHECK_REFUSED(result, ncclSuccess, is_told ? "" : "the group has failed: ncclEpDispatch");
+    run->own_group = NULL;
+}
+
+// What lies beyond the bound is still poison, with zones everything is, and the next call reports it, if there is one.
+static void overflow(const EpEnv* env, const Case* test, bool calls_again, uint64_t seed) {
     const bool is_full = env->rank == env->size - 1;
     Run run;
     run_open(&run, env, NULL, test, seed);
@@ -175,7 +185,7 @@ static void overflow(const EpEnv* env, const Case* test, uint64_t seed) {
     const ncclResult_t result = run_dispatch(&run, NCCL_EP_FWD_PASS);
     EP_CHECK(result == ncclSuccess || (!is_full && result == ncclRemoteError));
     ep_sync(env);
-    if (is_full) {
+    if (is_full && calls_again) {
         CHECK_REFUSED(run_dispatch(&run, NCCL_EP_FWD_PASS), ncclInvalidUsage,
                       "config.max_recv_tokens_per_rank: must hold all rows that this rank receives");
         const RefBuffer* rows = &run.buffers[kReceived];
@@ -185,6 +195,7 @@ static void overflow(const EpEnv* env, const Case* test, uint64_t seed) {
         const size_t used = test->kind == kHtFlat ? rows->bytes / run.rows * run.used : 0;
         EP_CHECK_EQ_BYTES(got + used, poison, rows->bytes - used);
     }
+    if (is_full) destroy_failed(&run, calls_again);
     run_close(&run);
 }
 
@@ -192,11 +203,12 @@ EP_TEST(more_than_the_bound_fails_the_group) {
     Case test = kSmallHt;
     test.style = kRefOneRank;
     test.recv_rows = test.max_tokens;
-    if (env->size > 1) overflow(env, &test, 600);
+    if (env->size > 1) overflow(env, &test, true, 600);
     test.kind = kHtZones;
     test.alignment = 16;
     test.recv_rows = 16;
-    overflow(env, &test, 860);
+    overflow(env, &test, true, 860);
+    overflow(env, &test, false, 870);
 }
 
 // In a group without a bound, rows that nothing comes into are left alone wherever there are some.

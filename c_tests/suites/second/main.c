@@ -149,6 +149,8 @@ static const char* new_lines(void) {
     return lines;
 }
 
+bool has_new_lines(void) { return new_lines()[0] != '\0'; }
+
 void forget_lines(void) { EP_REQUIRE(lseek(g_log, 0, SEEK_END) >= 0); }
 
 void check_refused(EpSite site, ncclResult_t actual, ncclResult_t expected, const char* words) {

@@ -71,6 +71,8 @@ bool ranks_share_a_node(void);
 void check_refused(EpSite site, ncclResult_t actual, ncclResult_t expected, const char* words);
 // Skips lines that no check reads.
 void forget_lines(void);
+// Whether there are some; then they are skipped.
+bool has_new_lines(void);
 
 enum { kPathBytes = 32 };
 

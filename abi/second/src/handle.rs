@@ -12,8 +12,7 @@ use crate::{routing, tensor};
 use nccl_ep_abi::refuse;
 use nccl_ep_core::error::{Code, Error, Result};
 use nccl_ep_core::model::group::{Algorithm, MAX_TOP_K};
-use nccl_ep_core::model::ops::{HandleForm, Stream};
-use nccl_ep_core::model::tensor::{DType, Tensor};
+use nccl_ep_core::model::ops::Stream;
 use nccl_ep_core::{rule, session};
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -89,32 +88,20 @@ pub unsafe extern "C" fn ncclEpInitHandle(
         // SAFETY: this function's contract.
         let (config, memory) = unsafe {
             let config = read::optional("config", config)?;
-            (config, tensor::optional(&group, "handle_mem", handle_mem)?)
+            (config, tensor::memory(&group, "handle_mem", handle_mem)?)
         };
         let layout = check_shape(&group, layout, config.as_ref())?;
         let top_k = top_k(&group, "num_topk", i64::from(num_topk))?;
         let (session, form) = (Arc::clone(&group.session), layout.form(&group.kept));
         let core = match memory {
             None => session::handle::Handle::new(session, form),
-            Some(memory) => in_memory(session, &memory, (top_k, form))?,
+            Some((memory, bytes)) => session::handle::Handle::in_memory(session, memory, bytes, (top_k, form))
+                .map_err(|error| error.within("handle_mem"))?,
         };
         let made = Handle { core, group, top_k, layout };
         // SAFETY: this function's contract.
         unsafe { write_out("handle", handle, HANDLES.insert(Arc::new(made)) as ncclEpHandle_t) }
     })
-}
-
-fn in_memory(
-    group: Arc<session::group::Group>,
-    memory: &Tensor,
-    of: (usize, HandleForm),
-) -> Result<session::handle::Handle> {
-    let (&[bytes], Some(DType::Uint8)) = (memory.sizes(), memory.dtype) else {
-        let rule = "must be uint8 with one dimension";
-        return Err(refuse::argument("handle_mem", rule));
-    };
-    session::handle::Handle::in_memory(group, memory.data, bytes as usize, of)
-        .map_err(|error| error.within("handle_mem"))
 }
 
 /// Gives a handle a routing, that of `topk_idx`, in place of any that it has.

@@ -108,6 +108,7 @@ pub unsafe fn optional(group: &Group, name: &'static str, raw: *const ncclEpTens
     };
     // SAFETY: as above.
     let given = unsafe { extents(name, raw.ndim, raw.sizes) }?;
+    let data = address(group, name, &raw, given)?;
     let mut sizes = [0_u32; MAX_DIMS];
     for (to, from) in sizes.iter_mut().zip(given) {
         *to = u32::try_from(*from).map_err(|_| {
@@ -116,22 +117,45 @@ pub unsafe fn optional(group: &Group, name: &'static str, raw: *const ncclEpTens
         })?;
     }
     let sizes = sizes.get(..given.len()).unwrap_or_default();
-    let mut data = raw.data as usize;
-    if data == 0 && !sizes.contains(&0) && !raw.win_hdl.is_null() {
-        let begin = group.comm.window_data(raw.win_hdl as usize);
-        let begin = begin.map_err(|error| error.within(format_args!("{name}.win_hdl")))?;
-        data = begin.0.wrapping_add(raw.win_offset as usize);
-    }
-    if data == 0 && !sizes.contains(&0) {
-        let rule = "must not be NULL unless the tensor is empty";
-        return Err(refuse::argument(format_args!("{name}.data"), rule));
-    }
     let dtype = match raw.datatype {
         // The core moves bytes of any type.
         LAST_DATATYPE => Some(DType::Uint8),
         other => DType::from_raw(other),
     };
-    Ok(Some(Tensor::new(DevPtr(data), dtype, sizes)))
+    Ok(Some(Tensor::new(data, dtype, sizes)))
+}
+
+/// Where a tensor with the extents `given` begins.
+fn address(group: &Group, name: &str, raw: &ncclEpTensor, given: &[usize]) -> Result<DevPtr> {
+    let is_empty = given.contains(&0);
+    let mut data = raw.data as usize;
+    if data == 0 && !is_empty && !raw.win_hdl.is_null() {
+        let begin = group.comm.window_data(raw.win_hdl as usize);
+        let begin = begin.map_err(|error| error.within(format_args!("{name}.win_hdl")))?;
+        data = begin.0.wrapping_add(raw.win_offset as usize);
+    }
+    if data == 0 && !is_empty {
+        let rule = "must not be NULL unless the tensor is empty";
+        return Err(refuse::argument(format_args!("{name}.data"), rule));
+    }
+    Ok(DevPtr(data))
+}
+
+/// The address and the length of memory that the tensor `name` is, `uint8 [n]` of any length.
+///
+/// # Safety
+/// As of [`optional`].
+pub unsafe fn memory(group: &Group, name: &str, raw: *const ncclEpTensor_t) -> Result<Option<(DevPtr, usize)>> {
+    // SAFETY: this function's contract.
+    let Some(raw) = unsafe { read::optional(name, raw) }? else {
+        return Ok(None);
+    };
+    // SAFETY: as above.
+    let given = unsafe { extents(name, raw.ndim, raw.sizes) }?;
+    let (&[bytes], Some(DType::Uint8)) = (given, DType::from_raw(raw.datatype)) else {
+        return Err(refuse::argument(name, "must be uint8 with one dimension"));
+    };
+    Ok(Some((address(group, name, &raw, given)?, bytes)))
 }
 
 /// The same for a tensor that the call requires.

@@ -269,6 +269,10 @@ EP_TEST(memory_of_callers_is_checked) {
 }
 
 #define CREATE(it, layout, info) \
+    memory.sizes[0] = size + ((size_t)1 << 32);
+    EP_CHECK_NCCL(INIT);
+    EP_CHECK_NCCL(ncclEpHandleDestroy(it.handle));
+    it.handle = NULL;
     ncclEpCreateHandle(&(it).handle, (it).group, layout, &(it).ids.tensor, info, NULL, env->stream)
 
 EP_TEST(handles_of_wrong_tensors_are_not_made) {

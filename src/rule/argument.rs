@@ -3,7 +3,7 @@
 use crate::error::refusal::{Extent, OfTensor, Role, Subject};
 use crate::error::{Error, Result};
 use crate::model::group::{GroupFacts, ROW_ALIGN};
-use crate::model::ops::RowType;
+use crate::model::ops::{IntWidth, RowType};
 use crate::model::tensor::{DType, DevPtr, Tensor};
 use std::fmt;
 
@@ -95,8 +95,14 @@ impl<'a> Argument<'a> {
         if self.tensor.dtype == Some(dtype) { Ok(self) } else { Err(self.wrong_dtype(dtype)) }
     }
 
+    /// The width of its elements, if they are integers that ids may be.
+    pub fn width(&self) -> Option<IntWidth> {
+        self.tensor.dtype.and_then(IntWidth::of)
+    }
+
+    /// The refusal of its element type.
     #[cold]
-    fn wrong_dtype(&self, expected: impl fmt::Display) -> Error {
+    pub fn wrong_dtype(&self, expected: impl fmt::Display) -> Error {
         let error = Error::argument(Subject::ElementType(self.role), OfTensor::ElementType);
         match self.tensor.dtype {
             Some(got) => error.got(got, expected),

@@ -5,7 +5,7 @@ use crate::error::{Code, Error, Result};
 use crate::model::group::{Algorithm, GroupFacts, MAX_TOP_K, most_tokens};
 use crate::model::handle_state::{BLOCK_ALIGN, GivenBlock};
 use crate::model::ops::{HandleForm, IntWidth, Routing, RoutingCounters};
-use crate::model::tensor::{DevPtr, Tensor};
+use crate::model::tensor::{DType, DevPtr, Tensor};
 use crate::rule::argument::{Argument, expert_counter};
 
 #[derive(Clone, Copy, Debug)]
@@ -27,23 +27,25 @@ pub enum Counter {
     Host(DevPtr),
 }
 
-/// The width that `ids` must have: 64 bits, which is all that kernels read, or any where the handle keeps them.
-pub fn width_of(ids: &Tensor, form: HandleForm) -> IntWidth {
-    ids.dtype.and_then(IntWidth::of).filter(|_| form.keeps_ids).unwrap_or(IntWidth::Bits64)
+/// The width of `ids`: 64 bits, which is all that kernels read, or any where the handle keeps them.
+pub fn width_of(ids: &Argument<'_>, form: HandleForm) -> Result<IntWidth> {
+    match (ids.width(), form.keeps_ids) {
+        (Some(width), true) => Ok(width),
+        (Some(IntWidth::Bits64), false) => Ok(IntWidth::Bits64),
+        (_, true) => Err(ids.wrong_dtype("int32 or int64")),
+        (_, false) => Err(ids.wrong_dtype(DType::Int64)),
+    }
 }
 
 /// Checks the ids `[T, K]`.
 pub fn routing(facts: &GroupFacts, ids: &Tensor, form: HandleForm) -> Result<Routing> {
-    let width = width_of(ids, form);
     let (most, what) = match facts.max_tokens {
         Some(most) => (most, Extent::MaxTokens),
         None => (most_tokens(facts.ranks), Extent::CountableTokens),
     };
-    let ids = Argument::new(Role::Ids, ids)
-        .dims(2)?
-        .dtype_is(width.dtype())?
-        .size_at_most(1, MAX_TOP_K, Extent::MostTopK)?
-        .size_at_most(0, most, what)?;
+    let ids = Argument::new(Role::Ids, ids).dims(2)?;
+    let width = width_of(&ids, form)?;
+    let ids = ids.size_at_most(1, MAX_TOP_K, Extent::MostTopK)?.size_at_most(0, most, what)?;
     let ids = match facts.algorithm {
         Algorithm::LowLatency => ids.size_at_least(1, 1, Extent::LeastTopK)?,
         Algorithm::HighThroughput => ids,

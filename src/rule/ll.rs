@@ -51,18 +51,14 @@ fn beside(
     (ids, tensors): (&Tensor, &DispatchTensors<'_>),
     first_id: usize,
 ) -> Result<LlBeside> {
-    let delivered = |role, tensor, dtype| {
-        rows::received(Argument::new(role, tensor), layout)?.dtype_is(dtype)?.size_is(
-            layout.dims(),
-            routing.top_k,
-            Extent::HandleTopK,
-        )
-    };
-    let width = handle::width_of(ids, routing.form);
-    let ids = delivered(Role::IdsOut, ids, width.dtype())?;
+    let of_entries = |tensor: Argument<'_>| tensor.size_is(layout.dims(), routing.top_k, Extent::HandleTopK).map(drop);
+    let ids = rows::received(Argument::new(Role::IdsOut, ids), layout)?;
+    let width = handle::width_of(&ids, routing.form)?;
+    of_entries(ids)?;
     let weights = of_tokens(Argument::required(Role::WeightsIn, tensors.weights)?, routing)?;
     let Some(out_weights) = tensors.out_weights else { return Err(Argument::missing(Role::WeightsOut)) };
-    let out_weights = delivered(Role::WeightsOut, out_weights, DType::Float32)?;
+    let out_weights = rows::received(Argument::new(Role::WeightsOut, out_weights), layout)?.dtype_is(DType::Float32)?;
+    of_entries(out_weights)?;
     Ok(LlBeside {
         weights: weights.data(4)?,
         out_ids: Numbers { data: ids.data(width.bytes())?, width },

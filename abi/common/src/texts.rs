@@ -16,6 +16,8 @@ pub struct Names {
     pub send_only: &'static str,
     /// The option that rounds the scales of a cast.
     pub round_scales: &'static str,
+    /// Whether the types of rows ask for a cast.
+    pub casts_by_types: bool,
     /// The largest row.
     pub row_bytes: &'static str,
     /// The bound on tokens per rank.

@@ -9,6 +9,7 @@ const NAMES: Names = Names {
     setting,
     send_only: "send_only",
     round_scales: "config.round_scales",
+    casts_by_types: true,
     row_bytes: "token_size_bytes",
     max_tokens: "the group's max_tokens_per_rank",
     recv_rows: "ranks times max_tokens_per_rank",

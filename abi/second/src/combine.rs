@@ -3,7 +3,7 @@
 
 use crate::objects::{Handle, Layout, on_handle};
 use crate::read::{self, NO_SCALES, is_backward, known};
-use crate::tensor::{self, absent, first, rows};
+use crate::tensor::{self, absent, first, leading, rows};
 use crate::texts::not_served;
 use crate::types::{
     cudaStream_t, ncclEpCombQuant_t, ncclEpCombineConfig_t, ncclEpCombineInputs_t, ncclEpCombineOutputs_t,
@@ -119,11 +119,7 @@ unsafe fn combine(
     let has_weights = is_backward || handle.layout == Layout::ExpertMajor;
     let weights = has_weights.then(|| required("outputs.topk_weights", outputs.topk_weights)).transpose()?;
     let (token_weights, gradients) = if is_backward { (None, weights) } else { (weights, None) };
-    let tokens = match handle.layout {
-        Layout::ExpertMajor => first(&tokens, facts.local_experts()),
-        Layout::RankMajor => first(&tokens, facts.ranks),
-        Layout::Flat | Layout::Zones(_) => tokens,
-    };
+    let tokens = if is_ll { leading("inputs.tokens", &tokens, handle.parts())? } else { tokens };
     let (tokens, gradients_in) = same_rows(tokens, gradients_in)?;
     let tensors = CombineTensors {
         tokens: Some(&tokens),

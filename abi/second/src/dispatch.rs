@@ -7,7 +7,7 @@ use crate::read::{self, is_backward, known};
 use crate::received::{Room, Rows};
 use crate::recipe::{Recipe, Scales};
 use crate::routing;
-use crate::tensor::{self, absent, first};
+use crate::tensor::{self, absent, leading};
 use crate::types::{
     cudaStream_t, ncclEpDispatchConfig_t, ncclEpDispatchInputs_t, ncclEpDispatchOutputs_t, ncclEpHandle_t,
     ncclEpLayoutInfo_t, ncclResult_t,
@@ -19,6 +19,8 @@ use nccl_ep_core::model::ops::{RoutingCounters, Stream};
 use nccl_ep_core::model::tensor::Tensor;
 use nccl_ep_core::rule::DispatchTensors;
 
+const EXPERTS: &str = "layout_info.expert_counters";
+const RANKS: &str = "layout_info.src_rank_counters";
 const GLOBAL_IDS: u32 = ncclEpExpertIdKind_t::NCCL_EP_EXPERT_ID_GLOBAL as u32;
 
 /// A dispatch, as the caller passed it.
@@ -153,16 +155,16 @@ impl Dispatch {
         (scales, counter): (Scales, Option<Tensor>),
         stream: Stream,
     ) -> Result<()> {
-        let facts = handle.group.session.facts();
-        let parts = if handle.layout == Layout::RankMajor { facts.ranks } else { facts.local_experts() };
-        let cut = |tensor: Option<Tensor>| tensor.map(|it| first(&it, parts));
+        let parts = handle.parts();
+        let cut = |name: &str, tensor: Option<Tensor>| tensor.map(|it| leading(name, &it, parts)).transpose();
         let rows = Rows {
-            out: first(&rows.out, parts),
-            out_weights: cut(rows.out_weights),
-            out_ids: cut(rows.out_ids),
+            out: leading("outputs.tokens", &rows.out, parts)?,
+            out_weights: cut("outputs.topk_weights", rows.out_weights)?,
+            out_ids: cut("outputs.topk_idx", rows.out_ids)?,
             ..rows
         };
-        let (counter, out_scales) = (cut(counter), cut(scales.out));
+        let name = if handle.layout == Layout::RankMajor { RANKS } else { EXPERTS };
+        let (counter, out_scales) = (cut(name, counter)?, cut("outputs.scales", scales.out)?);
         let tensors =
             DispatchTensors { counter: counter.as_ref(), ..self.tensors(&rows, &scales, out_scales.as_ref()) };
         let is_staged = self.config.as_ref().is_some_and(|config| config.send_only != 0);
@@ -205,8 +207,6 @@ impl Dispatch {
     /// # Safety
     /// As of [`ncclEpDispatch`].
     unsafe fn counter(&self, handle: &Handle) -> Result<Option<Tensor>> {
-        const EXPERTS: &str = "layout_info.expert_counters";
-        const RANKS: &str = "layout_info.src_rank_counters";
         let group = &handle.group;
         match (&self.info, handle.layout) {
             (None, Layout::RankMajor) => Ok(None),

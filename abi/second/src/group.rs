@@ -5,10 +5,10 @@ use crate::allocator::Allocator;
 use crate::objects::{GROUPS, GUARD, Group, check_out, write_out};
 use crate::types::{ncclComm_t, ncclEpGroup_t, ncclEpGroupConfig_t, ncclResult_t};
 use crate::{info, read, settings, texts};
-use nccl_ep_abi::process;
+use nccl_ep_abi::{process, refuse};
 use nccl_ep_core::backend::nccl::Communicator;
 use nccl_ep_core::env::{Env, LaterEnv, Unused, Why};
-use nccl_ep_core::error::Error;
+use nccl_ep_core::error::{Error, Result};
 use nccl_ep_core::{log, session};
 use std::sync::Arc;
 
@@ -40,7 +40,10 @@ pub unsafe extern "C" fn ncclEpCreateGroup(
         // Programs make this mistake on all ranks alike, and before they have a communicator.
         check_out("ep_group", ep_group)?;
         // SAFETY: this function's contract.
-        let config = unsafe { read::required("config", config) }?;
+        let config = unsafe {
+            not_first_release(config)?;
+            read::required("config", config)?
+        };
         let claim = process::claim("libnccl_ep.so.0");
         let given = settings::with_environment(config, &environment(comm));
         let given = given.and_then(|it| settings::of(&it));
@@ -56,6 +59,19 @@ pub unsafe extern "C" fn ncclEpCreateGroup(
         // SAFETY: this function's contract.
         unsafe { write_out("ep_group", ep_group, number as ncclEpGroup_t) }
     })
+}
+
+/// Refuses the configuration of the first release, which begins with version 1 and an algorithm.
+///
+/// # Safety
+/// `config` is NULL or points to eight bytes.
+unsafe fn not_first_release(config: *const ncclEpGroupConfig_t) -> Result<()> {
+    // SAFETY: this function's contract.
+    if !config.is_null() && matches!(unsafe { config.cast::<[u32; 2]>().read_unaligned() }, [1, 0 | 1]) {
+        let rule = "must be of this interface, but this program was built for the first release";
+        return Err(refuse::argument("config", rule).got("libnccl_ep.so.0", "libnccl_ep.so"));
+    }
+    Ok(())
 }
 
 /// The environment's settings, without budgets above the device's SMs; the log names those.

@@ -39,6 +39,17 @@ pub struct Handle {
     pub layout: Layout,
 }
 
+impl Handle {
+    /// LL: how many parts received rows have, and of what.
+    pub fn parts(&self) -> (usize, &'static str) {
+        let facts = self.group.session.facts();
+        match self.layout {
+            Layout::RankMajor => (facts.ranks, "ranks"),
+            _ => (facts.local_experts(), "local experts"),
+        }
+    }
+}
+
 /// The supported layouts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {

@@ -98,12 +98,17 @@ unsafe fn forward(
     }
     // SAFETY: this function's contract.
     let (given, out) = unsafe {
-        forwarded(group, "inputs.tokens", inputs.tokens, false)?;
-        forwarded(group, "outputs.tokens", outputs.tokens, false)?;
-        let given = forwarded(group, "inputs.scales", inputs.scales, true)?;
-        let out = forwarded(group, "outputs.scales", outputs.scales, true)?;
+        let (_, from) = forwarded(group, "inputs.tokens", inputs.tokens, false)?;
+        let (_, to) = forwarded(group, "outputs.tokens", outputs.tokens, false)?;
+        let (given, _) = forwarded(group, "inputs.scales", inputs.scales, true)?;
+        let (out, _) = forwarded(group, "outputs.scales", outputs.scales, true)?;
         if group.session.facts().algorithm == Algorithm::HighThroughput {
             same_memory(outputs)?;
+        }
+        // The core does not tell float4x2 from uint8.
+        if from != to {
+            let error = refuse::argument("outputs.tokens.datatype", "must be the type of inputs.tokens");
+            return Err(error.got(type_name(to), type_name(from)));
         }
         (given, out)
     };
@@ -126,11 +131,25 @@ unsafe fn same_memory(outputs: &ncclEpDispatchOutputs_t) -> Result<()> {
     Err(refuse::argument("outputs.scales.win_hdl", "must be a window with outputs.tokens, or not with it"))
 }
 
-/// Rows or scales that travel unchanged: a tensor `[.., columns]` of numbers.
+/// NCCL's element type `number` in a text.
+fn type_name(number: c_uint) -> String {
+    match DType::from_raw(number) {
+        _ if number == FLOAT4X2 => "float4x2".to_owned(),
+        Some(dtype) => dtype.to_string(),
+        None => number.to_string(),
+    }
+}
+
+/// Rows or scales that travel unchanged: a tensor `[.., columns]` of numbers, and NCCL's number of their type.
 ///
 /// # Safety
 /// As of [`Recipe::scales`].
-unsafe fn forwarded(group: &Group, name: &'static str, raw: *const ncclEpTensor_t, is_scales: bool) -> Result<Tensor> {
+unsafe fn forwarded(
+    group: &Group,
+    name: &'static str,
+    raw: *const ncclEpTensor_t,
+    is_scales: bool,
+) -> Result<(Tensor, c_uint)> {
     // SAFETY: this function's contract.
     let (tensor, raw) = unsafe { (tensor::required(group, name, raw)?, read::required(name, raw)?) };
     let is_fp4 = raw.datatype == FLOAT4X2;
@@ -141,7 +160,7 @@ unsafe fn forwarded(group: &Group, name: &'static str, raw: *const ncclEpTensor_
     };
     if !fits {
         let rule = "must be a float type of 1, 2 or 4 bytes; rows also float4x2, scales uint8";
-        return Err(refuse::argument(format_args!("{name}.datatype"), rule).got(raw.datatype, "one of them"));
+        return Err(refuse::argument(format_args!("{name}.datatype"), rule).got(type_name(raw.datatype), "one of them"));
     }
     let size = tensor.dtype.map_or(0, DType::size);
     let columns = tensor.sizes().last().map_or(0, |&columns| columns as usize);
@@ -154,7 +173,7 @@ unsafe fn forwarded(group: &Group, name: &'static str, raw: *const ncclEpTensor_
         let error = refuse::argument(format_args!("{name}.data"), "must be a multiple of 16");
         return Err(error.got(format_args!("{data:#x}"), "a multiple of 16"));
     }
-    Ok(tensor)
+    Ok((tensor, raw.datatype))
 }
 
 /// # Safety

@@ -50,6 +50,9 @@ pub fn of(config: &ncclEpGroupConfig_t) -> Result<(GroupSettings, Kept)> {
         Algorithm::LowLatency if config.enable_mask != 0 => {
             return Err(not_served("config.enable_mask", "a mask of lost ranks"));
         }
+        Algorithm::LowLatency if config.max_token_bytes == 0 => {
+            return Err(refuse::argument("config.max_token_bytes", "must be positive").got(0, "1 or more"));
+        }
         Algorithm::LowLatency => {}
         Algorithm::HighThroughput => high_throughput(config)?,
     }

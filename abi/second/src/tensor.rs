@@ -188,6 +188,17 @@ pub fn absent(name: &str, tensor: *const ncclEpTensor_t, rule: &str) -> Result<(
     if tensor.is_null() { Ok(()) } else { Err(refuse::argument(name, rule)) }
 }
 
+/// The first `parts` entries of the tensor `name` along its first dimension, which has at least as many; `what` says of
+/// what they are.
+pub fn leading(name: &str, tensor: &Tensor, (parts, what): (usize, &str)) -> Result<Tensor> {
+    if rows(tensor) >= parts {
+        return Ok(first(tensor, parts));
+    }
+    let rule = format_args!("must be at least the number of {what}");
+    let error = refuse::argument(format_args!("{name}.sizes[0]"), rule);
+    Err(error.got(rows(tensor), format_args!("{parts} or more")))
+}
+
 /// The first `most` entries of a tensor along its first dimension.
 pub fn first(tensor: &Tensor, most: usize) -> Tensor {
     let mut sizes = [0; MAX_DIMS];

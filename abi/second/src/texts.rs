@@ -10,6 +10,7 @@ const NAMES: Names = Names {
     setting,
     send_only: "config.send_only",
     round_scales: "config.round_scales",
+    casts_by_types: false,
     row_bytes: "max_token_bytes",
     max_tokens: "the group's max_dispatch_tokens_per_rank",
     recv_rows: "ranks times max_dispatch_tokens_per_rank",

@@ -90,9 +90,11 @@ EP_TEST(what_low_latency_has_not_is_refused) {
     REFUSED(dispatch, it.info.recv_topk_idx_kind = (ncclEpExpertIdKind_t)99, no, "recv_topk_idx_kind");
     REFUSED(dispatch, it.config.pass_direction = NCCL_EP_BWD_PASS, usage, "config.pass_direction");
     REFUSED(dispatch, it.config.pass_direction = (ncclEpPassDir_t)2, no, "config.pass_direction");
-    REFUSED(dispatch, it.views[kReceived].sizes[0] = 1, no, "outputs.tokens.sizes[0]");
+    REFUSED(dispatch, it.views[kReceived].sizes[0] = 1, no,
+            "outputs.tokens.sizes[0]: must be at least the number of local experts (got 1, expected 2 or more)");
     REFUSED(dispatch, it.views[kReceived].sizes[1] = 1, no, "max_dispatch_tokens_per_rank");
-    REFUSED(dispatch, it.views[kReceived].tensor.datatype = ncclFloat16, no, "outputs.tokens.datatype");
+    REFUSED(dispatch, it.views[kReceived].tensor.datatype = ncclFloat16, no,
+            "outputs.tokens.datatype: must be the type of inputs.tokens (got float16");
     REFUSED(dispatch, it.views[kTokens].sizes[0] = 3, no, "inputs.tokens.sizes[0]: must be the handle's");
     REFUSED(dispatch, it.views[kTokens].tensor.ndim = 1, no, "inputs.tokens.ndim");
     REFUSED(dispatch, it.views[kCounters].sizes[0] = 1, no, "layout_info.expert_counters");
@@ -115,7 +117,7 @@ EP_TEST(what_rank_major_has_not_is_refused) {
     REFUSED(dispatch, it.outputs.topk_weights = NULL, no, "outputs.topk_weights: is required");
     REFUSED(dispatch, it.outputs.topk_idx = NULL, no, "outputs.topk_idx: is required");
     REFUSED(dispatch, it.info.expert_counters = &it.views[kCounters].tensor, no, "expert_counters: must be NULL");
-    REFUSED(dispatch, it.views[kIdsOut].tensor.datatype = ncclUint32, no, "outputs.topk_idx.datatype");
+    REFUSED(dispatch, it.views[kIdsOut].tensor.datatype = ncclUint32, no, "expected int32 or int64");
     REFUSED(dispatch, it.views[kReceived].sizes[1] -= 1, no, "outputs.tokens.sizes[1]");
     REFUSED(dispatch, it.views[kIdsOut].sizes[2] -= 1, no, "outputs.topk_idx.sizes[2]");
     REFUSED(dispatch, it.config.pass_direction = NCCL_EP_BWD_PASS, usage, "config.pass_direction");
@@ -187,6 +189,9 @@ EP_TEST(forwarded_scales_are_checked) {
     REFUSED(dispatch, (SCALED, it.views[kScalesOut].tensor.win_hdl = (ncclWindow_t)16), no,
             "outputs.scales.win_hdl: must be a window with outputs.tokens");
     REFUSED(dispatch, (SCALED), no, "max_token_bytes");
+    REFUSED(dispatch, (SCALED, it.views[kTokens].tensor.datatype = ncclFloat4x2,
+                       it.views[kReceived].tensor.datatype = ncclFloat8e4m3), no,
+            "outputs.tokens.datatype: must be the type of inputs.tokens (got float8e4m3, expected float4x2)");
     REFUSED(dispatch, (SCALED, it.views[kScales].sizes[0] += 1), no, "inputs.scales.sizes[0]");
     REFUSED(dispatch, (SCALED, it.views[kScalesOut].sizes[0] = 0), no, "outputs.scales.sizes[0]");
     REFUSED(dispatch, (SCALED, it.views[kScalesOut].tensor.datatype = ncclFloat16), no, "outputs.scales.datatype");

@@ -75,6 +75,14 @@ EP_TEST(groups_with_wrong_structs_are_not_made) {
     EP_CHECK(group == NULL);
 }
 
+EP_TEST(a_program_of_the_first_release_is_told) {
+    const unsigned first[10] = {1, NCCL_EP_ALGO_HIGH_THROUGHPUT, 8, 4, 64};
+    ncclEpGroup_t group = NULL;
+    CHECK_REFUSED(ncclEpCreateGroup(&group, env->comm, (const ncclEpGroupConfig_t*)first), ncclInvalidArgument,
+                  "built for the first release (got libnccl_ep.so.0, expected libnccl_ep.so)");
+    EP_CHECK(group == NULL);
+}
+
 static cudaError_t free_nothing(void* memory, void* context) {
     (void)memory, (void)context;
     return cudaSuccess;
@@ -85,7 +93,7 @@ EP_TEST(groups_with_wrong_settings_are_not_made) {
     GROUP_REFUSED(kSmallLl, it.algorithm = (ncclEpAlgorithm_t)2, no, "config.algorithm");
     GROUP_REFUSED(kSmallLl, it.num_experts = 0, no, "config.num_experts");
     GROUP_REFUSED(kSmallLl, it.max_dispatch_tokens_per_rank = 0, no, "max_dispatch_tokens_per_rank");
-    GROUP_REFUSED(kSmallLl, it.max_token_bytes = 0, no, "config.max_token_bytes");
+    GROUP_REFUSED(kSmallLl, it.max_token_bytes = 0, no, "config.max_token_bytes: must be positive (got 0");
     GROUP_REFUSED(kSmallLl, it.zero_copy = (ncclEpZeroCopyMode_t)3, no, "config.zero_copy");
     if (env->size > 1) GROUP_REFUSED(kSmallLl, it.num_experts += 1, no, "config.num_experts");
     GROUP_REFUSED(kSmallHt, it.max_token_bytes = 0, no, "config.max_token_bytes");
@@ -261,6 +269,10 @@ EP_TEST(memory_of_callers_is_checked) {
     memory.tensor.datatype = ncclUint8;
     memory.sizes[0] = size - 1;
     CHECK_REFUSED(INIT, no, "handle_mem: a handle's memory is too small");
+    memory.sizes[0] = size + ((size_t)1 << 32);
+    EP_CHECK_NCCL(INIT);
+    EP_CHECK_NCCL(ncclEpHandleDestroy(it.handle));
+    it.handle = NULL;
     memory.sizes[0] = size;
     memory.tensor.data = (unsigned char*)it.memory + 8;
     CHECK_REFUSED(INIT, no, "handle_mem: a handle's memory must begin at an address");
@@ -269,10 +281,6 @@ EP_TEST(memory_of_callers_is_checked) {
 }
 
 #define CREATE(it, layout, info) \
-    memory.sizes[0] = size + ((size_t)1 << 32);
-    EP_CHECK_NCCL(INIT);
-    EP_CHECK_NCCL(ncclEpHandleDestroy(it.handle));
-    it.handle = NULL;
     ncclEpCreateHandle(&(it).handle, (it).group, layout, &(it).ids.tensor, info, NULL, env->stream)
 
 EP_TEST(handles_of_wrong_tensors_are_not_made) {

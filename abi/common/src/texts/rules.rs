@@ -151,6 +151,7 @@ fn of_tensor(f: &mut Formatter<'_>, rule: OfTensor, names: &Names) -> fmt::Resul
         OfTensor::WeighedByCaller => "the caller applies the weights before a combine of rank-major rows",
         OfTensor::ScalesReceived => "is required: scales that are sent must be received",
         OfTensor::ScalesSent => "is required: tokens of this type are not cast",
+        OfTensor::SameTypeOrCast if !names.casts_by_types => return write!(f, "must be the type of {tokens}"),
         OfTensor::SameTypeOrCast => {
             return write!(f, "must be the type of {tokens}, or of one byte with {scales_out}");
         }

@@ -36,21 +36,25 @@ static void hand_over_counts(const DeathRank* self) {
     self->shared->failed[self->env.rank] = ep_failed() - self->failed_before;
 }
 
-void die(DeathRank* self) {
+void be_lost(DeathRank* self, int by) {
     hand_over_counts(self);
     atomic_store(&self->shared->lost, ep_seconds());
-    kill(getpid(), SIGKILL);
+    raise(by);
 }
+
+void die(DeathRank* self) { be_lost(self, SIGKILL); }
 
 void wait_for_loss(const DeathRank* self) {
     while (atomic_load(&self->shared->lost) == 0) usleep(kPauseUs);
 }
 
-void lose_victim(DeathRank* self) {
+void lose_victim_by(DeathRank* self, int by) {
     meet(self, kReady, self->env.size);
-    if (is_victim(self)) die(self);
+    if (is_victim(self)) be_lost(self, by);
     wait_for_loss(self);
 }
+
+void lose_victim(DeathRank* self) { lose_victim_by(self, SIGKILL); }
 
 static void open_device(EpEnv* env) {
     int devices = 0;

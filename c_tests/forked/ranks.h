@@ -99,9 +99,12 @@ void meet(DeathRank* self, Barrier barrier, int count);
 // Opens a communicator of `size` ranks as rank `rank`; `barrier` is kFirstId or kSecondId.
 ncclComm_t open_comm(DeathRank* self, Barrier barrier, int rank, int size);
 
-// Kills this process without any clean-up, as the operating system would.
+// Ends this process without any clean-up, as the operating system would; or stops it: `by` is SIGKILL or SIGSTOP.
+void be_lost(DeathRank* self, int by);
 void die(DeathRank* self);
 // Waits until the victim is lost.
 void wait_for_loss(const DeathRank* self);
 // All ranks meet. Then the victim dies, and the others go on once it has.
 void lose_victim(DeathRank* self);
+// The same by a signal: SIGKILL, or SIGSTOP in a case with kVictimStops.
+void lose_victim_by(DeathRank* self, int by);

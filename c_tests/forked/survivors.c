@@ -108,7 +108,9 @@ void go_on_without_victim(DeathRank* self) {
 }
 
 void abort_and_go_on(DeathRank* self) {
-    EP_CHECK_NCCL(ncclCommAbort(self->env.comm));
+    // A thread of the library is still inside NCCL with it, then.
+    const bool is_connecting = strstr(ep_last_error(), "which NCCL is still connecting") != NULL;
+    if (!is_connecting) EP_CHECK_NCCL(ncclCommAbort(self->env.comm));
     // An abandoned exchange may have left its error on the stream.
     (void)cudaStreamSynchronize(self->env.stream);
     (void)cudaGetLastError();

@@ -73,7 +73,9 @@ _SIMT = (("01", "", "test_ll -few_where -views_beside -views_of_a_captured -view
          ("0112", "", "test_ll rank_major_shapes"),
          ("0110", "", "test_memory"),
          # What refuses arguments, and whose memory a handle has, is as on one node.
-         ("010", "900", "test_second delivers beyond turns routing routings capacity window"))
+         ("010", "900", "test_second delivers beyond turns routing routings capacity window"),
+         # Messages of more than 3 MiB, which two ranks exchange by broadcasts.
+         ("01", "", "test_ht huge_rows"))
 
 # On either backend, with sums that do not depend on a token's home.
 _INVARIANT = (("host", "0012", "test_random --configs 100 --seed 45"), ("host", "0101", "test_ll routing"),
@@ -89,11 +91,14 @@ _LATE = (("host", "0110", "test_random --configs 100 --seed 40"), ("host", "0110
          ("simt", "001", "test_graph open"))
 _LATE_MICROSECONDS = 1000
 
-# Programs that start their ranks themselves, and lose some: on either backend.
+# The first call of a communicator blocks while a rank is lost, as NCCL's does.
+CONNECTING = (("NCCLEP_HOSTSIM_CONNECT_SECONDS", "30"), ("NCCLEP_HOSTSIM_DELAY_US", "2000"))
+# Programs that start their ranks themselves, and lose some: on either backend, with settings.
 _FORKED = (("host", "test_death --nodes 0101"),
            ("host", "test_faults --nodes 0001 --trials 8 --seed 37"),
            ("simt", "test_death --nodes 0011"),
-           ("simt", "test_faults --nodes 0101 --trials 8 --seed 38"))
+           ("simt", "test_faults --nodes 0101 --trials 8 --seed 38"),
+           ("simt", "test_faults --nodes 0112 --trials 12 --seed 60 --kinds first", *CONNECTING))
 
 _SIMT_MULTIPROCESSORS = ("NCCLEP_SIMT_MULTIPROCESSORS", "2")
 # Of each backend, what its steps' names begin with, and the step that builds its programs.
@@ -147,12 +152,12 @@ def simt_steps(places: Places) -> Iterator[Step]:
 def _either(places: Places, backend: str) -> Iterator[Step]:
     """What either backend has, with rows of its own."""
     prefix, need = _BACKENDS[backend]
-    for _, command in (row for row in _FORKED if row[0] == backend):
+    for _, command, *settings in (row for row in _FORKED if row[0] == backend):
         program, *options = command.split()
         words = (str(places.programs.parent / backend / program), *options)
         yield Step(f"{prefix}nodes/{' '.join([program, *options[1:]])}", words,
                    counts.closing_line, (need,), cores=1 if backend == "simt" else 0, timeout=240,
-                   environment=ON_STAND_INS, short_deadlines=True)
+                   environment=(*ON_STAND_INS, *settings), short_deadlines=True)
     for seed, (of, *row) in enumerate(_LATE):
         if of == backend:
             yield _step(places, backend, row, "late/",

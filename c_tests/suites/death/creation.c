@@ -1,5 +1,6 @@
 // A rank dies or never joins while groups or a handle are created.
-#define _GNU_SOURCE  // setenv, usleep
+#define _GNU_SOURCE  // RTLD_NEXT, setenv, usleep
+#include <dlfcn.h>
 #include <pthread.h>
 #include <signal.h>
 #include <unistd.h>
@@ -37,6 +38,21 @@ DEATH_CASE(dies_before_creation, kVictimDies) {
     expect_no_group(self, self->env.comm, self->env.stream);
     EP_CHECK_STR_CONTAINS(ep_last_error(), " waited ");
     abort_and_go_on(self);
+}
+
+// All ranks live. No rank gets a network while the environment of one fixes the ids of communicators.
+DEATH_CASE(ids_of_the_network_are_fixed, kVictimLives) {
+    ncclEpGroup_t group = NULL;
+    if (is_victim(self)) EP_REQUIRE(setenv("NCCL_COMM_ID", "127.0.0.1:40000", 1) == 0);
+    const ncclResult_t expected = is_victim(self) ? ncclInvalidUsage : ncclRemoteError;
+    EP_CHECK_EQ_I64(create_group(self, self->env.comm, self->env.stream, &group), expected);
+    EP_CHECK_STR_CONTAINS(ep_last_error(), "must choose the ids of communicators");
+    EP_CHECK(is_victim(self) || names(ep_last_error(), self->victim));
+    EP_REQUIRE(unsetenv("NCCL_COMM_ID") == 0);
+    RefRun run = open_work(&self->env, 1);
+    ref_run_close(&run);
+    EP_CHECK_NCCL(ncclCommDestroy(self->env.comm));
+    EP_CHECK_CUDA(cudaStreamDestroy(self->env.stream));
 }
 
 // Sets a deadline longer than the slack, so that waiting for two deadlines fails the check.
@@ -95,6 +111,57 @@ DEATH_CASE(stops_in_creation, kVictimDies) {
     abort_and_go_on(self);
     EP_REQUIRE(pthread_join(freed.thread, NULL) == 0);
 }
+
+// The victim, which stops in its next call of a function of NCCL that the library alone calls, and that function.
+static DeathRank* g_lost;
+static const char* g_lost_in;
+
+static void* nccl_function(const char* name) {
+    enum { kUntilOthersCameUs = 50000 };
+    if (g_lost != NULL && strcmp(name, g_lost_in) == 0) {
+        // The others may still be in the exchange before.
+        usleep(kUntilOthersCameUs);
+        be_lost(g_lost, SIGSTOP);
+    }
+    return dlsym(RTLD_NEXT, name);
+}
+
+ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int ranks, ncclUniqueId id, int rank, ncclConfig_t* config) {
+    ncclResult_t (*next)(ncclComm_t*, int, ncclUniqueId, int, ncclConfig_t*);
+    void* found = nccl_function("ncclCommInitRankConfig");
+    memcpy(&next, &found, sizeof(next));
+    return next(comm, ranks, id, rank, config);
+}
+
+ncclResult_t ncclSend(const void* data, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t on) {
+    ncclResult_t (*next)(const void*, size_t, ncclDataType_t, int, ncclComm_t, cudaStream_t);
+    void* found = nccl_function("ncclSend");
+    memcpy(&next, &found, sizeof(next));
+    return next(data, count, type, peer, comm, on);
+}
+
+// The victim stops where the ranks connect their network, and one deadline ends the creation. Nothing but a collective
+// comes before: a group would leave them a network.
+static void stop_in(DeathRank* self, const char* function) {
+    const EpEnv* env = &self->env;
+    char* memory = ep_device_alloc((size_t)env->size);
+    EP_REQUIRE_NCCL(ncclAllGather(memory + env->rank, memory, 1, ncclInt8, env->comm, env->stream));
+    EP_CHECK_CUDA(cudaStreamSynchronize(env->stream));
+    ep_device_free(memory);
+    take_a_long_deadline(self);
+    meet(self, kReady, self->env.size);
+    g_lost_in = function;
+    if (is_victim(self)) g_lost = self;
+    expect_no_group(self, self->env.comm, self->env.stream);
+    note_text(self, ep_last_error());
+    meet(self, kNoticed, survivors(self));
+    EP_CHECK(atomic_load(&self->shared->named) > 0);
+    abort_and_go_on(self);
+}
+
+DEATH_CASE(stops_before_it_joins_the_network, kVictimStops) { stop_in(self, "ncclCommInitRankConfig"); }
+
+DEATH_CASE(stops_before_it_sends_over_the_network, kVictimStops) { stop_in(self, "ncclSend"); }
 
 static ncclResult_t dispatch_to_rank_0(const EpEnv* env, ncclEpHandle_t handle, void* memory) {
     EpView sent;

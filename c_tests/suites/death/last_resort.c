@@ -38,10 +38,12 @@ static void expect_end_of(const DeathRank* self, cudaStream_t stream, double sin
     (void)cudaGetLastError();
 }
 
-// What the others have sent may still complete an operation of the victim.
+// What the others have sent may still complete an operation of the victim. On its node the first one fails within the
+// node, and those behind it are then on the network.
 static double start_operations(const DeathRank* self, RefRun* run) {
+    const bool is_near = ep_node_distance((unsigned)self->env.rank, (unsigned)self->victim) == 0;
     double launched = ep_seconds();
-    for (int i = 0; i < (is_victim(self) ? kOperations : 1); ++i) {
+    for (int i = 0; i < (is_near ? kOperations : 1); ++i) {
         launched = ep_seconds();
         if (ref_launch_dispatch(run, kRefWhole, self->env.stream) != ncclSuccess) break;
     }

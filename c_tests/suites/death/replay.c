@@ -1,9 +1,11 @@
 // A rank dies while the others hold graphs. A replay makes no call of the library, and yet its waits have the deadline.
+#include <signal.h>
+
 #include "harness/graphs.h"
 #include "reference/run.h"
 #include "suites/death/work.h"
 
-enum { kReplays = 2 };
+enum { kReplays = 2, kReplaysPerBatch = 8, kPairs = 50 };
 
 // Captures a pair of operations, which replays as it should.
 static EpCaptured captured_pair(RefRun* run) {
@@ -14,6 +16,18 @@ static EpCaptured captured_pair(RefRun* run) {
         ref_check(run);
     }
     return captured;
+}
+
+// Replays behind each other outlast the deadline, and each of them is short. A rank is at most one batch ahead of
+// another, so rank 0 can say which is the last.
+static void replay_for_long(DeathRank* self, const EpCaptured* captured) {
+    atomic_uint* last = &self->shared->last_round;
+    const double end = ep_seconds() + 0.0015 * self->timeout_ms;
+    for (unsigned batch = 1; atomic_load(last) == 0 || batch <= atomic_load(last); ++batch) {
+        for (unsigned i = 0; i < kReplaysPerBatch; ++i) ep_replay(captured);
+        EP_CHECK_CUDA(cudaStreamSynchronize(self->env.stream));
+        if (self->env.rank == 0 && atomic_load(last) == 0 && ep_seconds() > end) atomic_store(last, batch + 2);
+    }
 }
 
 // Meets the others, one of which dies; then launches the graph.
@@ -28,6 +42,33 @@ DEATH_WORK_CASE(dies_before_a_replay, kVictimDies) {
     const EpCaptured captured = captured_pair(run);
     const double start = replay_without_victim(self, &captured);
     expect_fault(self, run->group, start);
+    ep_release_captured(&captured);
+    finish_survivor(self, run);
+}
+
+static void play_pairs(void* run) {
+    for (unsigned i = 0; i < kPairs; ++i) ref_play_pair(run);
+}
+
+// Nobody tells the others of a rank that stops; their deadline does. The graph has as many exchanges as the layers of a
+// large model. All of it still runs after the failure, and over nodes NCCL's aborted kernels take their time
+// (docs/several-nodes.md).
+DEATH_WORK_CASE(stops_before_a_long_replay, kVictimStops) {
+    enum { kMsToAbort = 200 };
+    const EpCaptured captured = captured_pair(run);
+    const EpCaptured pairs = ep_capture(run->env->stream, play_pairs, run);
+    ref_prepare(run);
+    replay_for_long(self, &captured);
+    ref_check(run);
+    EP_CHECK_RESULT(ep_group_state(run->group), ncclSuccess);
+    lose_victim_by(self, SIGSTOP);
+    const double start = ep_seconds();
+    ep_replay(&pairs);
+    expect_fault(self, run->group, start);
+    const bool is_of_network = strstr(ep_last_error(), " in network operation ") != NULL;
+    if (is_of_network) EP_CHECK_STR_CONTAINS(ep_last_error(), ", replayed by a graph");
+    ep_release_captured(&pairs);
+    self->slack_ms += kPairs * kMsToAbort;
     ep_release_captured(&captured);
     finish_survivor(self, run);
 }

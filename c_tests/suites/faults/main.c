@@ -7,7 +7,8 @@
 //               [--kinds A,B] [--faults A,B]
 //
 // nodes   a character per rank, which names its node
-// kinds   ll, staged, ht: operations; handles: of high throughput; groups
+// kinds   ll, staged, ht: operations; handles: of high throughput; groups; first, unless chosen not among them:
+//         groups, of which the fault may meet the first, where NCCL connects the ranks
 // faults  kill, stop, pause
 //
 // It starts its own processes, without mpirun. The seed and the number of a trial, which are printed with it, determine
@@ -21,13 +22,13 @@
 
 // ---- Work in rounds that each need all ranks -----------------------------------------------------
 
-typedef enum { kLl, kStaged, kHt, kHandles, kGroups, kNumKinds } Kind;
+typedef enum { kLl, kStaged, kHt, kHandles, kGroups, kFirst, kNumKinds } Kind;
 
 // Each round ends with an idle stream, so no rank is more than one round ahead of another.
 typedef struct {
     const EpEnv* env;
     Kind kind;
-    ncclEpGroup_t group;  // not in kGroups
+    ncclEpGroup_t group;  // not in kGroups and kFirst
     RefRun run;           // kLl, kStaged, kHt
     void* ids;           // kHandles
     double began;        // start of the round
@@ -131,11 +132,11 @@ static void job_free(Job* job) {
 
 enum { kDefaultTimeoutMs = 1000, kSlackMs = 5000, kPollUs = 500, kMostTextBytes = 128 };
 enum { kLatestUs = 120000, kShortestPauseUs = 2000, kAfterPauseUs = 60000, kRoundsToEnd = 4 };
-enum { kSetUpSeconds = 60, kBetweenFreesUs = 2000 };
+enum { kSetUpSeconds = 60, kBetweenFreesUs = 2000, kLatestFirstUs = 20000 };
 
 typedef enum { kKill, kStop, kPause, kNumFaults } Fault;
 
-static const char* const kKindNames[kNumKinds] = {"ll", "staged", "ht", "handles", "groups"};
+static const char* const kKindNames[kNumKinds] = {"ll", "staged", "ht", "handles", "groups", "first"};
 static const char* const kFaultNames[kNumFaults] = {"kill", "stop", "pause"};
 
 // The plan of a trial. The forked ranks inherit it.
@@ -189,11 +190,13 @@ static bool play(DeathRank* self, Job* job) {
     return true;
 }
 
-static void expect_loss(DeathRank* self, Job* job) {
-    const double lost = atomic_load(&self->shared->lost);
-    // No rank fails before one is lost.
-    EP_CHECK(lost > 0);
-    check_in_time(self, job->began > lost ? job->began : lost);
+// Checks the error of a loss, and notes whether it names the victim.
+static void check_error(DeathRank* self, const Job* job) {
+    // While it connects the ranks, NCCL may notice a death at once, and have any error for it.
+    if (job->kind == kFirst && strstr(job->text, "NCCL error ") != NULL) {
+        atomic_fetch_add(&self->shared->named, 1);
+        return;
+    }
     EP_CHECK_EQ_I64(job->fault, ncclRemoteError);
     // A rank may die when the others know where its window is, and have not mapped it yet.
     if (strstr(job->text, " cannot map rank ") != NULL) {
@@ -204,6 +207,15 @@ static void expect_loss(DeathRank* self, Job* job) {
     // In an exchange over NCCL only NCCL can tell which rank is missing.
     const bool nameless = strstr(job->text, "for the other ranks in an exchange") != NULL;
     if (nameless || names(job->text, self->victim)) atomic_fetch_add(&self->shared->named, 1);
+}
+
+static void expect_loss(DeathRank* self, Job* job) {
+    const double lost = atomic_load(&self->shared->lost);
+    // No rank fails before one is lost.
+    EP_CHECK(lost > 0);
+    // All exchanges of a creation have one deadline together.
+    check_in_time(self, job->began > lost || job->kind == kFirst ? job->began : lost);
+    check_error(self, job);
     meet(self, kNoticed, survivors(self));
     EP_CHECK(atomic_load(&self->shared->named) > 0);
 }
@@ -243,7 +255,7 @@ static void run_trial(DeathRank* self) {
     Freer freer;
     job_open(&job, &self->env, g_plan.kind, g_plan.seed);
     // NCCL connects the ranks in a communicator's first collective and waits without a deadline.
-    EP_CHECK(job_round(&job));
+    if (g_plan.kind != kFirst) EP_CHECK(job_round(&job));
     meet(self, kReady, self->env.size);
     start(&freer, &self->env);
     const bool harmed = !play(self, &job);
@@ -307,9 +319,11 @@ static bool draw_plan(const Options* options, unsigned trial, unsigned timeout_m
     uint64_t dice = ep_mix(options->seed, trial, 11);
     const unsigned longest_us = timeout_ms * 1000 / 4;
     g_plan.kind = (Kind)kinds[trial % num_kinds];
+    // On the stand-ins ranks have their first group soon.
+    const unsigned latest_us = g_plan.kind == kFirst && ep_on_hostsim() ? kLatestFirstUs : kLatestUs;
     g_plan.fault = (Fault)faults[ep_random_below(&dice, num_faults)];
     g_plan.victim = (int)ep_random_below(&dice, options->ranks);
-    g_plan.moment_us = (unsigned)ep_random_below(&dice, kLatestUs);
+    g_plan.moment_us = (unsigned)ep_random_below(&dice, latest_us);
     g_plan.pause_us = kShortestPauseUs + (unsigned)ep_random_below(&dice, longest_us);
     g_plan.seed = ep_random(&dice);
     g_plan.frees = ep_random_below(&dice, 2) == 0;
@@ -324,7 +338,9 @@ static bool run_one(const Options* options, unsigned trial, unsigned timeout_ms)
              g_plan.victim, g_plan.moment_us, g_plan.frees ? ", frees" : "");
     static const VictimEnd kEnds[kNumFaults] = {kVictimDies, kVictimStops, kVictimLives};
     const DeathCase test = {name, run_trial, kEnds[g_plan.fault], disturb, NULL};
-    const DeathSetting setting = {(int)options->ranks, g_plan.victim, timeout_ms, kSlackMs, options->nodes};
+    // Less than a deadline, so that waiting for two fails.
+    const unsigned slack_ms = g_plan.kind == kFirst ? timeout_ms / 10 * 9 : kSlackMs;
+    const DeathSetting setting = {(int)options->ranks, g_plan.victim, timeout_ms, slack_ms, options->nodes};
     const uint64_t failed_before = ep_failed();
     run_death_case(&test, setting);
     print_outcome(name, failed_before);
@@ -332,7 +348,7 @@ static bool run_one(const Options* options, unsigned trial, unsigned timeout_ms)
 }
 
 int main(int argc, char** argv) {
-    Options options = {3, 10, 0, 1, 0, "", "", ""};
+    Options options = {3, 10, 0, 1, 0, "ll,staged,ht,handles,groups", "", ""};
     bool good = read_options(argc, argv, &options);
     const unsigned timeout_ms = timeout_from_environment(kDefaultTimeoutMs);
     const double end = ep_seconds() + options.seconds;
@@ -345,7 +361,7 @@ int main(int argc, char** argv) {
     if (!good) {
         fprintf(stderr,
                 "usage: test_faults [--ranks 2..%d | --nodes SPLIT] [--trials N] [--seconds N] [--seed N]\n"
-                "       [--only TRIAL] [--kinds ll,staged,ht,handles,groups] [--faults kill,stop,pause]\n",
+                "       [--only TRIAL] [--kinds ll,staged,ht,handles,groups,first] [--faults kill,stop,pause]\n",
                 kMaxRanks);
         return 2;
     }

@@ -33,8 +33,6 @@ for kind in gpu onegpu; do
 done
 strip --strip-unneeded -o "$package/lib/libnccl_ep.so" "$NCCL_EP_RELEASE/libnccl_ep.so"
 strip --strip-unneeded -o "$package/second/libnccl_ep.so.0" "$NCCL_EP_RELEASE/libnccl_ep_2.so"
-strip --strip-unneeded -o "$package/lib/libnccl_ep_probe.so" \
-    "$NCCL_EP_RELEASE/libnccl_ep_probe.so"
 strip --strip-unneeded -o "$package/lib/libncclep_fake_nccl.so" \
     "$NCCL_EP_TARGET/c/fake_nccl/gpu/libncclep_fake_nccl.so"
 strip --strip-unneeded -o "$package/lib/libnccl-net-ep-test.so" \

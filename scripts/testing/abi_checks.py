@@ -25,10 +25,6 @@ OWN_ADDITIONS = ("GetVersion", "GetLastError", "GetAsyncError", "GroupCountRows"
 _ALLOWED_NEEDED = re.compile(r"(libc|libm|libdl|libpthread|librt)\.so\.\d|libgcc_s\.so\.1"
                              r"|ld-linux-(x86-64\.so\.2|aarch64\.so\.1)")
 
-# Of the library for test_transport alone (abi/probe).
-_PROBE = ("Text", *(f"Rail{name}" for name in (
-    "Open", "Close", "Peers", "Forwarded", "Exchange", "Health", "Faults", "Abort")))
-
 # Of the later interface (abi/second).
 _SECOND = ("GetVersion", "TensorAlloc", "TensorDestroy", "CreateGroup", "GroupDestroy", "HandleMemSize", "InitHandle",
            "UpdateHandle", "CreateHandle", "HandleDestroy", "Dispatch", "Combine", "Complete", "MaskQuery",
@@ -76,13 +72,10 @@ def steps(places: Places) -> list[Step]:
     def checked(name: str, check: Callable[[], tuple[Counts, str]]) -> Step:
         return Step(f"abi/{name}", check, needs=needs)
 
-    probe = places.libraries / "libnccl_ep_probe.so"
     second = places.libraries / "libnccl_ep_2.so"
     own = [f"ncclEp{name}" for name in FIRST_RELEASE + OWN_ADDITIONS]
     result = [
         checked("exports", lambda: _exports(shared, own)),
-        checked("exports-probe", lambda: _exports(probe, [f"epProbe{name}" for name in _PROBE])),
-        checked("soname-probe", lambda: _dynamic(probe, "SONAME", ["libnccl_ep_probe.so"])),
         checked("soname", lambda: _dynamic(shared, "SONAME", ["libnccl_ep.so"])),
         checked("soname-hostsim", lambda: _dynamic(places.libraries / "libncclep_hostsim.so",
                                                    "SONAME", ["libncclep_hostsim.so"])),

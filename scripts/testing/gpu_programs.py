@@ -40,8 +40,6 @@ _SANITIZED = (("memcheck", "test_ll"), ("memcheck", "test_staged"),
 
 # The deadline of a rank in test_death: kernels of several processes take turns on one GPU.
 _DEATH_TIMEOUT_MS = {"gpu": 1000, "onegpu": 4000}
-# In test_transport it is that of the creation, too, in which NCCL connects the ranks.
-_TRANSPORT_TIMEOUT_MS = 5000
 
 
 def all_steps(machine: Machine, quick: bool, has_ht: bool) -> list[Step]:
@@ -95,8 +93,6 @@ def _runs(variant: str, machine: Machine, quick: bool) -> Iterator[Run]:
     for run in (*programs.all_runs(ranks, ranks[-1]), graphs):
         if run.cpu_only or (variant == "isolated" and run.label not in _ISOLATED):
             continue
-        if run.nccl_only and variant == "onegpu":
-            continue
         few = quick or variant == "onegpu"
         if few and run.program == "ep_test" and run.label not in _FEW_EP_TESTS:
             continue
@@ -117,9 +113,7 @@ def _step(machine: Machine, variant: str, run: Run, index: int) -> Step:
     # The program's own deadline is shorter, because it says where each rank was.
     environment = {"EP_TEST_DEADLINE": str(limit - 30), **dict(run.environment)}
     if run.forks:
-        transport = run.program == "test_transport"
-        timeout = _TRANSPORT_TIMEOUT_MS if transport else _DEATH_TIMEOUT_MS[variant]
-        environment["NCCL_EP_TIMEOUT_MS"] = str(timeout)
+        environment["NCCL_EP_TIMEOUT_MS"] = str(_DEATH_TIMEOUT_MS[variant])
     elif variant == "isolated":
         words = (*MPIRUN, *nodes.contexts(
             ((f"CUDA_VISIBLE_DEVICES={device}",) for device in machine.devices[:run.ranks]), words))

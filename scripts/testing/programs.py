@@ -52,17 +52,12 @@ _FUZZ_THREADS = ("--threads", "2", "--calls", "3000", "--seed", "5")
 _FAULTS = (("operations", ("--trials", "6", "--seed", "2", "--kinds", "ll,staged,ht")),
            ("creation", ("--trials", "6", "--seed", "3", "--kinds", "handles,groups")))
 
-# test_transport runs its cases in many splits of the ranks over nodes.
-_MOST_TRANSPORT_RANKS = 4
-# The first call of a communicator blocks while a rank is lost, as NCCL's does.
-_CONNECTING = (("NCCLEP_HOSTSIM_CONNECT_SECONDS", "30"), ("NCCLEP_HOSTSIM_DELAY_US", "2000"))
-
 # Programs that need high throughput, and options by which others do.
 _NEED_HT = ("test_ht", "test_second", "ep_bench_2", "example_high_throughput", "example_several_nodes",
             "example_cxx_high_throughput")
 _OF_HT = {"ht", "--fp8"}
 # Programs that start their ranks themselves, without mpirun.
-_FORKING = ("test_death", "test_faults", "test_transport")
+_FORKING = ("test_death", "test_faults")
 
 _EP_TEST_RANKS = (2, 4, 8)
 _STAGING = ("none", "dispatch", "combine", "both")
@@ -100,7 +95,6 @@ class Run:
     ranks: int
     environment: tuple[tuple[str, str], ...] = ()
     cpu_only: bool = False
-    nccl_only: bool = False  # not with what stands in for NCCL where ranks share a GPU
 
     @property
     def name(self) -> str:
@@ -141,7 +135,8 @@ def all_runs(ranks: Sequence[int], exact_ranks: int) -> Iterator[Run]:
         yield from _failing_runs(few)
     for count in ranks:
         # Losses take their time; three ranks add no case to those of two and four.
-        yield from _forking_runs(count, is_between=count == 3 and ranks[-1] > 3)
+        if count >= 2 and not (count == 3 and ranks[-1] > 3):
+            yield Run("test_death", "test_death", ("--ranks", str(count)), count)
         if count in _EP_TEST_RANKS:
             whole = count == _EP_TEST_MATRIX_RANKS or _EP_TEST_MATRIX_RANKS not in ranks
             for label, options in _ep_test_matrix():
@@ -157,17 +152,8 @@ def _failing_runs(ranks: int) -> Iterator[Run]:
     """What fails at some place of many, and a communicator that connects slowly."""
     for label, options in _FAULTS:
         yield Run(f"test_faults/{label}", "test_faults", ("--ranks", str(ranks), *options), ranks)
-    yield Run("test_transport/connecting", "test_transport", ("--ranks", str(ranks), "--times", "5", "creation"),
-              ranks, nccl_only=True, cpu_only=True, environment=_CONNECTING)
-
-
-def _forking_runs(ranks: int, is_between: bool) -> Iterator[Run]:
-    """What starts its ranks itself on every number of them, except one `is_between` others that have its cases."""
-    if ranks >= 2 and not is_between:
-        yield Run("test_death", "test_death", ("--ranks", str(ranks)), ranks)
-    if 2 <= ranks <= _MOST_TRANSPORT_RANKS:
-        word = ("arrive",) if is_between else ()
-        yield Run("test_transport", "test_transport", ("--ranks", str(ranks), *word), ranks, nccl_only=True)
+    yield Run("test_faults/connecting", "test_faults", ("--ranks", str(ranks), "--seed", "4", "--kinds", "first"),
+              ranks, cpu_only=True, environment=nodes.CONNECTING)
 
 
 def _runs_of_two_ranks() -> Iterator[Run]:

@@ -327,7 +327,7 @@ class Report(unittest.TestCase):
 
     def test_programs_that_lose_ranks_have_short_deadlines(self):
         steps = [step for step in catalogue.all_steps(self.PLACES)
-                 if any(name in step.name for name in ("test_death", "test_faults", "test_transport"))]
+                 if any(name in step.name for name in ("test_death", "test_faults"))]
         self.assertGreater(len(steps), 10)
         self.assertEqual([step.name for step in steps if not step.short_deadlines], [])
 

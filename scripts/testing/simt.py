@@ -115,9 +115,7 @@ _FORKING = ("test_death --ranks 3 dies_while_others_wait", "test_death --ranks 3
             "test_death --ranks 2 stalls", "test_death --ranks 3 before_memory", "test_death --ranks 2 with_memory",
             "test_death --ranks 3 mapped",
             "test_faults --ranks 3 --trials 8 --seed 4 --kinds ll,staged,ht,handles",
-            "test_faults --ranks 3 --trials 4 --seed 5 --kinds groups",
-            "test_transport --ranks 3 transports_are_apart",
-            "test_transport --ranks 2 a_rank_stops")
+            "test_faults --ranks 3 --trials 4 --seed 5 --kinds groups")
 
 
 def steps(places: Places) -> list[Step]:

@@ -147,8 +147,8 @@ pub fn foreign_state(word: u32, got: u32, expected: u32) -> Error {
     Error::new(Code::InvalidUsage, text).got(shown(got), shown(expected))
 }
 
-/// The refusal of a tensor that has `got` of the `needed` rows: silently dropping tokens would be worse. Tensors that end
-/// at the group's `bound`, if it is not 0, are as long as they may be.
+/// The refusal of a tensor that has `got` of the `needed` rows: silently dropping tokens would be worse. Tensors that
+/// end at the group's `bound`, if it is not 0, are as long as they may be.
 pub fn too_few_rows(role: Role, (got, needed): (usize, usize), bound: usize) -> Error {
     let refused = match got == bound && bound > 0 {
         true => Error::usage(Subject::Setting(Setting::RecvRows), OfSettings::HoldsAllReceived),

@@ -26,8 +26,7 @@ model: named
 nvtx: env
 tuning: log named
 rule: error::* model::*
-backend: backend::bootstrap backend::device backend::net::two_sided::replays backend::objects error::* model::*
-    tuning
+backend: backend::bootstrap backend::device backend::objects error::* model::* tuning
 backend::detached: error::*
 backend::device: backend::quiescence error::* model::*
 backend::dylib: env

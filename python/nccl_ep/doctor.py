@@ -130,7 +130,7 @@ def _environment() -> Iterator[str]:
         if name in VARIABLES or name in _OTHERS:
             yield f"-- {name}={value}"
         elif name.startswith(READ_BY_NVIDIA):
-            yield f"-- {name}={value}, which only NVIDIA's library reads"
+            yield f"-- {name}={value}, which this library does not read"
         elif name.startswith("NCCL_EP_") and name not in BUILD_VARIABLES:
             close = difflib.get_close_matches(name, VARIABLES, n=1, cutoff=0.8)
             meant = f"; is {close[0]} meant?" if close else ""

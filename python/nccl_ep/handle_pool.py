@@ -10,10 +10,12 @@ ids there, to which those of a dispatch are copied, padded with -1. In traced co
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import pathlib
 import socket
 import sys
+import weakref
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -38,6 +40,8 @@ class Place:
     def __init__(self, handle: EpHandle[Any], free: list[Place], ids: _Address | None) -> None:
         self.handle, self.ids, self.takes = handle, ids, 0
         self.free = free  # where it is while nobody has it
+        self.staged = 0  # the number of its last staged operation
+        self.is_given_up = False
 
 
 class Pool:
@@ -49,8 +53,9 @@ class Pool:
         self._free: dict[_Shape | None, list[Place]] = {None: []}
         self._readers = 0
         self._made: list[EpHandle[Any]] = []
-        # On one node those with a staged operation that nobody will complete.
-        self.dropped: list[Place] = []
+        self._numbers = itertools.count(1)
+        # On one node those with a staged operation that nobody can complete.
+        self._dropped: list[Place] = []
 
     def find(self, topk_idx: torch.Tensor) -> Place:
         """That of a free handle for ids int64 [T, K], dense, of T up to M."""
@@ -78,15 +83,24 @@ class Pool:
         free.append(Place(made, free, address))
         return free[-1]
 
-    def make_room(self) -> None:
-        """For a staged operation, if there is none: destroys a handle that was dropped with one, which abandons that.
-        Not before, as ranks drop theirs at different times, and the same ones must be in flight on all."""
-        if not self.dropped or sum(bool(each.staged_outputs) for each in self._made) < _MOST_STAGED:
+    def stage(self, place: Place) -> None:
+        """Before a staged operation. Where there is no room, the first one that nobody can complete is abandoned, with
+        its handle. Not before, as ranks drop hooks at different times, and the same ones must be in flight on all."""
+        place.staged = next(self._numbers)
+        if not self._dropped or sum(bool(each.staged_outputs) for each in self._made) < _MOST_STAGED:
             return
-        place = self.dropped.pop(0)
-        self._made.remove(place.handle)
-        self._readers -= place.ids is not None
-        place.handle.close()
+        first = min(self._dropped, key=lambda each: each.staged)
+        self._dropped.remove(first)
+        self._made.remove(first.handle)
+        self._readers -= first.ids is not None
+        first.is_given_up = True
+        first.handle.close()
+
+    def drop(self, place: Place, staged: int) -> None:
+        """The hook of this operation is gone. Graphs replay captured ones; over nodes ranks cannot give up alike."""
+        handle = place.handle
+        if self.is_one_node and place.staged == staged and handle.staged_outputs and not handle.is_captured:
+            self._dropped.append(place)
 
     def close(self) -> None:
         """Destroys all handles."""
@@ -102,7 +116,7 @@ class Slot:
 
     def __init__(self, pool: Pool, topk_idx: torch.Tensor, name: str) -> None:
         self.group, self.tokens, self._name = pool.group, topk_idx.shape[0], name
-        self.pool, self._place = pool, (place := pool.find(topk_idx))
+        self._pool, self._place = pool, (place := pool.find(topk_idx))
         self._is_held = False
         place.takes += 1
         self._take = place.takes
@@ -111,6 +125,8 @@ class Slot:
     @property
     def handle(self) -> EpHandle[Any]:
         """The handle; RuntimeError once another dispatch has it."""
+        if self._place.is_given_up:
+            raise RuntimeError(f"{self._name}: nobody called its hook, and a later operation has taken its place")
         if self._place.takes != self._take:
             raise RuntimeError(f"{self._name}: it has been combined, and another dispatch has its handle since; "
                                "combine before that")
@@ -127,6 +143,14 @@ class Slot:
             handle.update(topk_idx)
             place.ids = address
         handle.reread(topk_idx)
+
+    def stage(self) -> None:
+        """Before a staged operation."""
+        self._pool.stage(self._place)
+
+    def end_with(self, hook: Callable[[], None]) -> None:
+        """Only the hook completes the operation that was staged last."""
+        weakref.finalize(hook, self._pool.drop, self._place, self._place.staged).atexit = False
 
     def hold(self) -> None:
         """Keeps others from taking the handle until `release`."""
@@ -148,12 +172,8 @@ class Slot:
         place = self._place
         if place.ids is not None and place.takes == self._take:
             place.handle.drop_ids()
-        if not self._is_held or not self.pool.is_one_node:
-            return
-        if not place.handle.staged_outputs:
+        if self._is_held and self._pool.is_one_node and not place.handle.staged_outputs and not place.is_given_up:
             self.release()
-        elif not place.handle.is_captured:  # graphs replay it
-            self.pool.dropped.append(place)
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         cannot_be_copied(self, "dispatch makes another")

@@ -73,7 +73,7 @@ def test_it_takes_for_known_what_the_library_does():
 @pytest.mark.parametrize("name", ["NCCL_EP_HOME", "NCCL_EP_JIT_BUILD_INCLUDE_DIR", "NCCL_EP_SHUFFLE_SMS"])
 def test_variables_of_nvidia_s_library(monkeypatch, name):
     monkeypatch.setenv(name, "4")
-    assert f"-- {name}=4, which only NVIDIA's library reads" in doctor.report()
+    assert f"-- {name}=4, which this library does not read" in doctor.report()
 
 
 def test_as_a_program(fresh):

@@ -17,7 +17,6 @@ pub mod select;
 
 use crate::backend::bootstrap::Bootstrap;
 use crate::backend::device::{Blocks, Device};
-use crate::backend::net::two_sided::replays::ReplayMarks;
 use crate::backend::objects::GroupObjects;
 use crate::error::refusal::{OfSettings, OfTensor, Role, Setting, Subject};
 use crate::error::{Code, Error, Result};
@@ -205,10 +204,6 @@ pub trait HtBackend: Send + Sync {
 /// A device that groups can be opened on.
 pub trait Platform {
     fn device(&self) -> Arc<dyn Device>;
-    /// Marks with `_places` for operations of NCCL's two-sided network in graphs; `None` on a device without graphs.
-    fn new_replay_marks(&self, _places: usize) -> Result<Option<Arc<dyn ReplayMarks>>> {
-        Ok(None)
-    }
     /// Opens a group in the mode of the facts, for ranks on these nodes. Collective: every rank gets a group, or every
     /// rank an error.
     fn open(

@@ -3,7 +3,7 @@
 use crate::backend::device::{Blocks, Device, EnteredDevice, OwnStream};
 use crate::backend::{Faults, OpenGroup};
 use crate::error::refusal::{Extent, InSequence, OfTensor, Role, Subject};
-use crate::error::{Code, Context, Error, Formatter, Result};
+use crate::error::{Code, Context, Error, Result};
 use crate::log;
 use crate::model::group::{ByMode, GroupFacts, MAX_TOP_K};
 use crate::model::handle_state::block_bytes;
@@ -116,9 +116,9 @@ impl Group {
     }
 
     /// Closes the group: calls on its handles are refused from now on. The closing exchange runs on `stream`, by
-    /// default where the creation's exchanges ran. Collective. A failure that no call has returned is logged, in the
-    /// words of `formatter`: an operation may have been the last one.
-    pub fn close(&self, stream: Option<Stream>, formatter: Formatter) -> Result<()> {
+    /// default where the creation's exchanges ran. Collective. `tell` gets a failure that no call has returned: an
+    /// operation may have been the last one.
+    pub fn close(&self, stream: Option<Stream>, tell: impl FnOnce(Error)) -> Result<()> {
         self.closed.store(true, Ordering::Release);
         // If the device cannot be entered, closing reports that.
         let _entered = self.enter();
@@ -127,7 +127,7 @@ impl Group {
         if let Some(failure) = self.failure()
             && self.is_news()
         {
-            log::warn(&formatter(&failure.during(Context::GroupFailed)));
+            tell(failure.during(Context::GroupFailed));
         }
         closed
     }
@@ -213,6 +213,13 @@ impl Group {
         !self.told.swap(true, Ordering::Relaxed)
     }
 
+    /// A call has returned an error: that of the group, if it has failed.
+    pub fn has_told(&self) {
+        if self.failure().is_some() {
+            self.told.store(true, Ordering::Relaxed);
+        }
+    }
+
     /// Marks the group unusable by what a call returns; later calls fail at once instead of leaving the peers waiting.
     pub fn mark_failed(&self, error: Error) {
         // The first failure is the one worth reporting.
@@ -231,10 +238,7 @@ impl Group {
             return Err(Error::usage(Subject::Handle, InSequence::GroupDestroyed));
         }
         match self.failure() {
-            Some(failure) => {
-                self.told.store(true, Ordering::Relaxed);
-                Err(failure.during(Context::GroupFailed))
-            }
+            Some(failure) => Err(failure.during(Context::GroupFailed)),
             None => Ok(()),
         }
     }

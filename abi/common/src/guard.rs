@@ -29,7 +29,8 @@ impl Guard {
         self.guarded(name, body, drop)
     }
 
-    /// The same for a function that works on the object `number` of `live`; a panic marks its group as failed.
+    /// The same for a function that works on the object `number` of `live`, whose group then knows whether the caller
+    /// has got its failure. A panic is one.
     pub fn on<T>(
         &self,
         name: &'static str,
@@ -38,7 +39,11 @@ impl Guard {
         body: impl FnOnce(Arc<T>) -> Result<()>,
     ) -> c_int {
         let fail = |panic| live.find(number).map_or((), |it| group_of(&it).mark_failed(panic));
-        self.guarded(name, || body(live.resolve(number)?), fail)
+        let body = || {
+            let object = live.resolve(number)?;
+            body(Arc::clone(&object)).inspect_err(|_| group_of(&object).has_told())
+        };
+        self.guarded(name, body, fail)
     }
 
     fn guarded(&self, name: &'static str, body: impl FnOnce() -> Result<()>, on_panic: impl FnOnce(Error)) -> c_int {
@@ -74,13 +79,18 @@ impl Guard {
         match outcome {
             Ok(()) => 0,
             Err(error) => {
-                let error = error.within(name);
-                let text = (self.0)(&error);
-                log::warn(&text);
-                set_last_error(&text);
-                error.code() as c_int
+                let code = error.code();
+                set_last_error(&self.warn(name, error));
+                code as c_int
             }
         }
+    }
+
+    /// Logs the error as function `name` says it; returns that text.
+    pub fn warn(&self, name: &'static str, error: Error) -> String {
+        let text = (self.0)(&error.within(name));
+        log::warn(&text);
+        text
     }
 }
 

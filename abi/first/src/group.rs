@@ -86,13 +86,16 @@ pub unsafe extern "C" fn ncclEpCreateGroup(
 /// `stream` is a live stream.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclEpGroupDestroy(ep_group: ncclEpGroup_t, stream: cudaStream_t) -> ncclResult_t {
-    GUARD.destroy("ncclEpGroupDestroy", || {
+    let name = "ncclEpGroupDestroy";
+    GUARD.destroy(name, || {
         if ep_group.is_null() {
             return Ok(());
         }
         let stream = Stream(stream as usize);
         GROUPS.resolve(ep_group as usize)?.session.check_not_captured(stream)?;
-        GROUPS.remove(ep_group as usize)?.session.close(Some(stream), texts::text)
+        GROUPS.remove(ep_group as usize)?.session.close(Some(stream), |failure| {
+            GUARD.warn(name, failure);
+        })
     })
 }
 

@@ -209,8 +209,8 @@ pub unsafe extern "C" fn ncclEpDispatch(
 ///
 /// LL after a rank-major dispatch of the handle: inputs TOKENS [R, M, H], where each token's row is what this rank's
 /// experts contribute, weighted and summed by the caller; no weights; outputs TOKENS [T, H]: for each token the sum of
-/// the rows of its ranks, ordered by the lowest k whose expert is on the rank, whatever NCCL_EP_LL_COMBINE says. The ids
-/// are those at the dispatch, not the current ones.
+/// the rows of its ranks, ordered by the lowest k whose expert is on the rank, whatever NCCL_EP_LL_COMBINE says. The
+/// ids are those at the dispatch, not the current ones.
 ///
 /// LL otherwise reads the ids again and finds the rows by them, so a token's (id, weight) pairs may be permuted in
 /// place between a dispatch and its combine. If a token repeats an expert, its m-th entry means the m-th that was

@@ -103,13 +103,16 @@ fn environment(comm: ncclComm_t) -> LaterEnv {
 /// None: a dead or foreign group is recognised.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclEpGroupDestroy(ep_group: ncclEpGroup_t) -> ncclResult_t {
-    GUARD.destroy("ncclEpGroupDestroy", || {
+    let name = "ncclEpGroupDestroy";
+    GUARD.destroy(name, || {
         if ep_group.is_null() {
             return Ok(());
         }
         let group = GROUPS.remove(ep_group as usize)?;
         // After a failure operations may still be running, so nothing is freed.
-        group.session.close(None, texts::text)?;
+        group.session.close(None, |failure| {
+            GUARD.warn(name, failure);
+        })?;
         group.allocator.as_ref().map_or(Ok(()), |it| it.free_all())
     })
 }

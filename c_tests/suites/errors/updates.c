@@ -23,13 +23,15 @@ static void check_without_room(const Session* session) {
     EP_CHECK(handle == NULL);
 }
 
-// Of outputs with so many rows, to a handle with a bound, so that nothing is written.
-static ncclResult_t dispatch_by_expert(const Session* session, ncclEpHandle_t handle, unsigned rows, unsigned weights) {
+// To `out`, with so many rows and weights.
+static ncclResult_t dispatch_by_expert(const Session* session, ncclEpHandle_t handle, void* out, unsigned rows,
+                                       unsigned weights) {
     EpView views[4];
     ep_view_2d(&views[0], session->tokens, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, kTokens, kHidden);
     ep_view_2d(&views[1], session->weights, ncclFloat32, NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, kTokens, kTopK);
-    ep_view_2d(&views[2], session->tokens, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, rows, kHidden);
-    ep_view_1d(&views[3], session->weights, ncclFloat32, NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, weights);
+    char* const out_weights = (char*)out + sizeof(uint16_t) * kHidden * rows;
+    ep_view_2d(&views[2], out, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, rows, kHidden);
+    ep_view_1d(&views[3], out_weights, ncclFloat32, NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, weights);
     const ncclNDTensor_t* inputs[] = {&views[0].tensor, &views[1].tensor};
     ncclNDTensor_t* outputs[] = {&views[2].tensor, &views[3].tensor};
     return ncclEpDispatch(handle, inputs, 2, outputs, 2, NULL, 0, 0, NULL, session->env->stream);
@@ -39,11 +41,31 @@ static void check_with_a_bound(const Session* session) {
     ncclEpHandle_t handle;
     EP_CHECK_NCCL(ncclEpHandleOpenBounded(&handle, session->group, 0, 2));
     EP_CHECK_NCCL(update(session, handle, NCCL_EP_TENSOR_TAG_TOPK_IDX, kTokens));
-    EP_REFUSED_AS("dispatch-ht-out-told", dispatch_by_expert(session, handle, 1, 2), "got 1, expected 2 or more");
-    EP_REFUSED_AS("dispatch-ht-out-weights-told", dispatch_by_expert(session, handle, 2, 1),
+    void* const out = session->received;
+    EP_REFUSED_AS("dispatch-ht-out-told", dispatch_by_expert(session, handle, out, 1, 2), "got 1, expected 2 or more");
+    EP_REFUSED_AS("dispatch-ht-out-weights-told", dispatch_by_expert(session, handle, out, 2, 1),
                   "got 1, expected 2 or more");
     ep_sync(session->env);
     EP_CHECK_NCCL(ncclEpHandleDestroy(handle));
+}
+
+// Of rows that nobody has counted, on the odd rank. The others may hear of it.
+EP_TEST_HT(ht_too_few_weights_by_expert) {
+    Session session = open_session(env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
+    ncclEpHandle_t handle;
+    EP_CHECK_NCCL(open_handle_of(&session, 1, &handle));
+    EP_CHECK_NCCL(update(&session, handle, NCCL_EP_TENSOR_TAG_TOPK_IDX, kTokens));
+    const unsigned most = kTokens * kTopK * (unsigned)env->size;
+    void* const out = ep_device_alloc(most * (sizeof(uint16_t) * kHidden + sizeof(float)));
+    ep_barrier();
+    EP_CHECK_NCCL(dispatch_by_expert(&session, handle, out, most, is_odd(env) ? 1 : most));
+    if (is_odd(env)) {
+        EP_REFUSED_AS("running-ht-out-weights", wait_for_failure(&session, 10.0), "{ncclEpDispatch (high throughput)}");
+    }
+    ep_barrier();
+    EP_CHECK_NCCL(ncclEpHandleDestroy(handle));
+    recover_and_close(&session);
+    ep_device_free(out);
 }
 
 LL_SESSION_TEST(ll_updates) {

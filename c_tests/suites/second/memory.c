@@ -203,6 +203,8 @@ static void expect_foreign(const EpEnv* env, Case test, Foreign foreign) {
     test.in_memory = true;
     run_open(&run, env, NULL, &test, 740);
     is_routed ? run_route(&run) : run_init(&run);
+    ep_sync(env);
+    ep_barrier();  // a failure also ends a routing that is still under way
     if (is_routed) run_move(&run);
     if (foreign == kDamagedNumbers) damage_numbers(&run);
     run.num_tokens -= fewer;

@@ -53,7 +53,7 @@ class Timing:
         self._comm, self.is_async, self.is_late = comm, async_finish, overlap
         self.staged = return_recv_hook and not overlap
 
-    def run(self, start: Callable[[], list[Any]], receive: Hook, after: Hook,
+    def run(self, slot: Slot, start: Callable[[], list[Any]], receive: Hook, after: Hook,
             inputs: list[torch.Tensor]) -> tuple[EventOverlap, Hook | None]:
         """Calls `start`, which stages the operation if `staged` and returns its results, and `after`;
         this then, or in the hook that is returned, after `receive`. The event keeps `inputs`.
@@ -73,7 +73,9 @@ class Timing:
             if not self.staged:
                 after()
                 return event, None
-        return event, _hook(receive, after, order)
+        hook = _hook(receive, after, order)
+        slot.end_with(hook)
+        return event, hook
 
 
 def checked_tokens(x: torch.Tensor, topk_idx: torch.Tensor, most: int,
@@ -97,7 +99,7 @@ def dispatch(pool: Pool, x: torch.Tensor, topk_idx: torch.Tensor, cast: CastName
         with _added_to(waits, pool.group.time_waits):
             slot.route(topk_idx)
             if timing.staged:
-                pool.make_room()
+                slot.stage()
             received.append(slot.handle.dispatch(slot.padded(x), cast=cast, scales_order="column",
                                                  send_only=timing.staged))
         return list(received[0])
@@ -109,7 +111,7 @@ def dispatch(pool: Pool, x: torch.Tensor, topk_idx: torch.Tensor, cast: CastName
     inputs = [x, topk_idx, *(each for each in (stats, waits) if each is not None)]
     try:
         # The hook has the slot, whose handle nobody else may take before.
-        event, hook = timing.run(start, lambda: slot.handle.complete(), count, inputs)
+        event, hook = timing.run(slot, start, lambda: slot.handle.complete(), count, inputs)
     except BaseException:
         slot.release()
         raise
@@ -152,7 +154,7 @@ def combine(slot: LowLatencyHandle, x: torch.Tensor, topk_weights: torch.Tensor,
     def start() -> list[Any]:
         with _added_to(waits, handle.group.time_combine_waits):
             if timing.staged:
-                slot.pool.make_room()
+                slot.stage()
             sums.append(handle.combine(x, slot.padded(weights), out=result if is_whole else None,
                                        send_only=timing.staged))
         return [result]
@@ -163,7 +165,7 @@ def combine(slot: LowLatencyHandle, x: torch.Tensor, topk_weights: torch.Tensor,
         slot.release()
 
     inputs = [x, weights, result] if waits is None else [x, weights, result, waits]
-    event, hook = timing.run(start, handle.complete, bring, inputs)
+    event, hook = timing.run(slot, start, handle.complete, bring, inputs)
     return result, event, hook
 
 

@@ -23,14 +23,12 @@ mod scaled_rows;
 
 use crate::backend::bootstrap::Bootstrap;
 use crate::backend::device::Device;
-use crate::backend::net::two_sided::replays::ReplayMarks;
 use crate::backend::{OpenGroup, Platform, RankChoices};
 use crate::error::Result;
 use crate::model::group::GroupFacts;
 use crate::model::ops::Stream;
 use crate::model::topology::Topology;
 use driver::context::Context;
-use driver::graph_marks;
 use driver::memory::CudaMemory;
 use nccl_ep_params as params;
 use std::sync::Arc;
@@ -50,10 +48,6 @@ impl CudaPlatform {
 impl Platform for CudaPlatform {
     fn device(&self) -> Arc<dyn Device> {
         self.0.clone()
-    }
-
-    fn new_replay_marks(&self, places: usize) -> Result<Option<Arc<dyn ReplayMarks>>> {
-        graph_marks::new_replay_marks(&self.0.context, places)
     }
 
     fn open(

@@ -150,7 +150,7 @@ class Slot:
 
     def end_with(self, hook: Callable[[], None]) -> None:
         """Only the hook completes the operation that was staged last."""
-        weakref.finalize(hook, self._pool.drop, self._place, self._place.staged).atexit = False
+        weakref.finalize(hook, self._pool.drop, self._place, self._place.staged)
 
     def hold(self) -> None:
         """Keeps others from taking the handle until `release`."""

@@ -283,32 +283,6 @@ def test_other_ways_of_low_latency(buffer, problem, device):
     assert not status.any()
 
 
-def test_hooks_that_nobody_calls(buffer, problem):
-    """Of a step that has failed, in a dispatch or a combine: the next one has its place."""
-    pool = buffer.shared.low_latency(problem.num_experts, 256, _MOST)
-    if not pool.is_one_node:
-        pytest.skip("over several nodes all ranks must have dropped the same")
-    want, _ = there_and_back(buffer, problem, hooks=True)
-    handles = len(pool._made)
-    ids, kept = problem.topk_idx, []
-    for fails in ("dispatch", "combine", "dispatch", "dispatch", "combine"):
-        rows, _, handle, _, hook = buffer.low_latency_dispatch(problem.tokens, ids, _MOST, problem.num_experts,
-                                                               use_fp8=False, return_recv_hook=True)
-        if fails == "combine":
-            hook()
-            hook = buffer.low_latency_combine(rows, ids, problem.weights, handle, return_recv_hook=True)[2]
-        kept.append(handle)  # as engines do
-        del rows, handle, hook
-        # Of the two operations that may be in flight at most one is left.
-        assert torch.equal(there_and_back(buffer, problem, hooks=True)[0], want)
-    with pytest.raises(RuntimeError, match="handle: nobody called its hook"):
-        buffer.low_latency_combine(want, ids, problem.weights, kept[0])
-    kept.clear()
-    free = [place for places in pool._free.values() for place in places]
-    assert len(pool._made) <= handles + 2
-    assert not any(place.handle.staged_outputs or place.is_given_up for place in free)
-
-
 def test_padded_handles(buffer, problem, monkeypatch):
     """As over several nodes, where each handle has room for M tokens."""
     want = there_and_back(buffer, problem)[0]

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from nccl_ep import deep_ep
-from test_deep_ep import dispatched
+from test_deep_ep import dispatched, there_and_back
 
 pytestmark = pytest.mark.high_throughput
 _MOST = 32
@@ -97,6 +97,32 @@ def test_ids_are_the_callers_again(buffer, problem):
         del ids, handle
         assert found() is None and len(seen[-1].topk_idx) == 0
     assert len(pool._made) <= 8
+
+
+def test_hooks_that_nobody_calls(buffer, problem):
+    """Of a step that has failed, in a dispatch or a combine: the next one has its place."""
+    pool = buffer.shared.low_latency(problem.num_experts, problem.hidden, _MOST)
+    if not pool.is_one_node:
+        pytest.skip("over several nodes all ranks must have dropped the same")
+    want, _ = there_and_back(buffer, problem, hooks=True)
+    handles = len(pool._made)
+    ids, kept = problem.topk_idx, []
+    for fails in ("dispatch", "combine", "dispatch", "dispatch", "combine"):
+        rows, _, handle, _, hook = buffer.low_latency_dispatch(problem.tokens, ids, _MOST, problem.num_experts,
+                                                               use_fp8=False, return_recv_hook=True)
+        if fails == "combine":
+            hook()
+            hook = buffer.low_latency_combine(rows, ids, problem.weights, handle, return_recv_hook=True)[2]
+        kept.append(handle)  # as engines do
+        del rows, handle, hook
+        # Of the two operations that may be in flight at most one is left.
+        assert torch.equal(there_and_back(buffer, problem, hooks=True)[0], want)
+    with pytest.raises(RuntimeError, match="handle: nobody called its hook"):
+        buffer.low_latency_combine(want, ids, problem.weights, kept[0])
+    kept.clear()
+    free = [place for places in pool._free.values() for place in places]
+    assert len(pool._made) <= handles + 2
+    assert not any(place.handle.staged_outputs or place.is_given_up for place in free)
 
 
 def test_on_another_stream(buffer, problem, device):

@@ -57,8 +57,9 @@ class Bench:
         experts, top_k = arguments.experts, arguments.top_k
         self.experts = experts
         dtype = getattr(torch, arguments.dtype)
-        self.layer = EPAll2AllLayer(None, arguments.tokens, arguments.hidden, top_k, rank, experts,
-                                    size, size, dtype=dtype, num_sm=arguments.num_sm)
+        self.few = min(arguments.tokens, _FEW)
+        self.layer = EPAll2AllLayer(None, arguments.tokens, arguments.hidden, top_k, rank, experts, size, size,
+                                    dtype=dtype, num_sm=arguments.num_sm, latency_tokens=self.few)
         random = torch.Generator().manual_seed(rank)
         scores = torch.rand((arguments.tokens, experts), generator=random)
         self.ids = scores.topk(top_k, dim=1).indices.to(device)
@@ -124,8 +125,8 @@ class Bench:
         ]
 
     def low_latency_of(self, buffer: deep_ep.Buffer) -> list[Step]:
-        """Low latency pairs of the first tokens by an engine's calls."""
-        most = min(len(self.tokens), _FEW)
+        """Low latency pairs of the first tokens by an engine's calls, and by the layer."""
+        most = self.few
         tokens, ids, weights = (each[:most].contiguous() for each in (self.tokens.bfloat16(), self.ids, self.weights))
 
         def pair(hook: bool) -> None:
@@ -135,15 +136,16 @@ class Bench:
             receive = buffer.low_latency_combine(received, ids, weights, handle, return_recv_hook=hook)[2]
             receive and receive()
 
+        @torch.no_grad()
+        def by_layer() -> None:
+            rows, _, layout = self.layer.dispatch(self.tokens[:most], ids, weights)
+            self.layer.combine(rows, layout)
+
         steps = [Step(f"low latency, {most} tokens", lambda: pair(False)),
-                 Step("the same with hooks", lambda: pair(True))]
+                 Step("the same with hooks", lambda: pair(True)), Step("the same by the layer", by_layer)]
         if self.device.type == "cuda":
-            pair(False)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                for _ in range(_PAIRS):
-                    pair(False)
-            steps.append(Step("the same in a graph", graph.replay, times=_PAIRS))
+            steps += [_captured("low latency in a graph", lambda: pair(False)),
+                      _captured("by the layer in a graph", by_layer)]
         return steps
 
     def alternatives(self) -> list[Step]:
@@ -177,6 +179,15 @@ class Bench:
         end.record()
         torch.cuda.synchronize()
         return begin.elapsed_time(end) * 1e3, host
+
+
+def _captured(name: str, pair: Callable[[], None]) -> Step:
+    pair()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(_PAIRS):
+            pair()
+    return Step(name, graph.replay, times=_PAIRS)
 
 
 def _host_time(step: Step) -> float:

@@ -55,6 +55,17 @@ def test_batches_of_the_full_size_and_without_weights(layered, world):
     problem.close(ep.combine(rows, layout), problem.tokens * times)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_types_of_weights(layer, world, device, dtype):
+    """Of odd numbers of ids and rows; each dispatch has weights of its own."""
+    problem = Problem(*world, device=device, tokens=1, experts_per_rank=3, top_k=1)
+    ep = layer(problem, latency_tokens=2 * world[1] - 1, weight_dtype=dtype)
+    for _ in range(2):
+        rows, weights, layout = ep.dispatch(problem.tokens, problem.topk_idx, problem.weights)
+        assert torch.equal(weights, torch.ones(ep.latency_rows, dtype=dtype, device=device))
+        problem.close(ep.combine(rows * weights.mul_(2)[:, None], layout), 2 * problem.tokens * problem.factors)
+
+
 @pytest.mark.parametrize("order", ["row", "column"])
 def test_scales(layered, world, order):
     problem, ep = layered(latency_tokens=9 + 2 * world[1], hidden=64)
@@ -91,6 +102,7 @@ def test_batches_in_flight(layered, world):
         ids.fill_(-1)
         factors.fill_(0)
     for tokens, rows, weights, layout in made:
+        assert torch.equal(layout.topk_indices_tensor, problem.topk_idx.int())
         problem.close(ep.combine(rows * weights[:, None], layout), tokens * problem.factors)
     later = [ep.dispatch(problem.tokens, problem.topk_idx, problem.weights) for _ in range(8)]
     for _, rows, _, layout in made:

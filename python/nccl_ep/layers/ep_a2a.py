@@ -238,7 +238,7 @@ class EPAll2AllLayer(torch.nn.Module):
         layout = EPAllToAllLayoutDesc(
             num_dispatch_token_cur_rank=output.shape[0],
             # The caller may change its own in place.
-            topk_indices_tensor=exp_indices.to(torch.int32, copy=True),
+            ids=exp_indices.to(torch.int32, copy=True),
             num_recv_tokens_per_expert=rows_per_expert,
             num_recv_tokens_per_expert_list=on_host,
             scales=row_scales, handle=handle, expansion=expansion,
@@ -254,21 +254,14 @@ class EPAll2AllLayer(torch.nn.Module):
         assert latency is not None
         input, scales = scaled.checked_rows(input, scaling, self.ep_config, self._group.device)
         ids, factors, _ = self._checked_routing(input.shape[0], exp_indices, weight, None)
-        # The caller may change its own in place.
-        if ids.data_ptr() == exp_indices.data_ptr():
-            ids = ids.clone()
-        if weight is not None and factors.data_ptr() == weight.data_ptr():
-            factors = factors.clone()
-        received, exchange = latency.dispatch(input, ids, factors, scaling._replace(scales=scales))
+        received, ones, exchange = latency.dispatch(input, ids, factors, scaling._replace(scales=scales))
         assert received.counts is not None
         rows, row_scales = received.tokens.flatten(0, 1), received.scales
         if row_scales is not None and scaling.order == "row":
             row_scales = row_scales.flatten(0, 1)
-        weights = None if weight is None else torch.ones(
-            rows.shape[0], dtype=self.ep_config.weight_dtype, device=rows.device)
-        return rows, weights, EPAllToAllLayoutDesc(
+        return rows, None if weight is None else ones, EPAllToAllLayoutDesc(
             num_dispatch_token_cur_rank=rows.shape[0],
-            topk_indices_tensor=ids.to(torch.int32),
+            ids=exchange.ids,
             num_recv_tokens_per_expert=received.counts,
             num_recv_tokens_per_expert_list=[latency.rows_per_expert] * self.num_experts_per_rank,
             scales=row_scales, exchange=exchange)

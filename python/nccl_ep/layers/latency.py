@@ -17,9 +17,10 @@ from nccl_ep.runtime import Use
 
 @dataclasses.dataclass
 class Exchange:
-    """A dispatch: its handle, and the weights [T, K] of its tokens."""
+    """A dispatch: its handle, and the ids and weights [T, K] of its tokens."""
 
     slot: Slot
+    ids: torch.Tensor
     weights: torch.Tensor
 
 
@@ -34,6 +35,9 @@ class Latency:
         self.group, self._config = group, config
         self._pool = Pool(group, is_one_node)
         self._order = Use(group.device)
+        self._rows = config.num_experts_per_rank * self.rows_per_expert
+        # A multiple of 16 bytes, for what `_copies` puts behind it.
+        self._ones = torch.ones(-(-self._rows // 8) * 8, dtype=config.weight_dtype, device=group.device)
 
     @property
     def rows_per_expert(self) -> int:
@@ -41,9 +45,11 @@ class Latency:
         return self.group.world_size * self.group.max_tokens_per_rank
 
     def dispatch(self, input: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor,
-                 scaling: Scaling) -> tuple[DispatchResult, Exchange]:
-        """tokens [T, H] of at most M to rows [L, R*M, H]; weights float32 [T, K] are of combine. Nobody may change
-        these, or the ids, before that."""
+                 scaling: Scaling) -> tuple[DispatchResult, torch.Tensor, Exchange]:
+        """tokens [T, H] of at most M to rows [L, R*M, H] and their weights, all 1; those of the tokens, float32 [T, K],
+        are of combine."""
+        # The caller may change its ids and weights before that.
+        ones, ids, weights = _copies(self._ones, ids, weights)
         slot = Slot(self._pool, ids, "layout_desc")
         try:
             scales = None if scaling.scales is None else slot.padded(scaling.scales)
@@ -54,7 +60,7 @@ class Latency:
         except BaseException:
             slot.release()
             raise
-        return received, Exchange(slot, weights)
+        return received, ones[:self._rows], Exchange(slot, ids, weights)
 
     def combine(self, rows: torch.Tensor, exchange: Exchange) -> torch.Tensor:
         """rows [L * R*M, H] to weighted sums [T, H], of the layer's dtype."""
@@ -69,3 +75,11 @@ class Latency:
         """Releases everything; collective."""
         self._pool.close()
         self.group.close()
+
+
+def _copies(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    """By one kernel, as a launch takes longer than its copy. Dense tensors; each begins at a multiple of its elements'
+    size behind those before."""
+    together = torch.cat([each.view(-1).view(torch.uint8) for each in tensors])
+    parts = together.split([each.nbytes for each in tensors])
+    return [part.view(each.dtype).view(each.shape) for part, each in zip(parts, tensors)]

@@ -121,7 +121,7 @@ class EPAllToAllLayoutDesc:
     """
 
     num_dispatch_token_cur_rank: int
-    topk_indices_tensor: torch.Tensor
+    ids: torch.Tensor = dataclasses.field(repr=False)
     num_recv_tokens_per_expert: torch.Tensor
     num_recv_tokens_per_expert_list: list[int]
     send_reqs_for_nodes: torch.Tensor | None = None
@@ -136,6 +136,11 @@ class EPAllToAllLayoutDesc:
     # Of low latency, and in traced code, instead of these.
     exchange: Exchange | None = dataclasses.field(default=None, repr=False)
     ticket: torch.Tensor | None = dataclasses.field(default=None, repr=False)
+
+    @property
+    def topk_indices_tensor(self) -> torch.Tensor:
+        """See above."""
+        return self.ids.to(torch.int32)
 
     @functools.cached_property
     def num_input_tokens_per_rank(self) -> torch.Tensor:

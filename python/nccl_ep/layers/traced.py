@@ -35,7 +35,7 @@ def dispatch(layer: EPAll2AllLayer, input: torch.Tensor, exp_indices: torch.Tens
         return rows, weights, dataclasses.replace(real, scales=row_scales, ticket=ticket)
     layout = EPAllToAllLayoutDesc(
         num_dispatch_token_cur_rank=rows.shape[0],
-        topk_indices_tensor=exp_indices.to(torch.int32), num_recv_tokens_per_expert=counts,
+        ids=exp_indices.to(torch.int32), num_recv_tokens_per_expert=counts,
         num_recv_tokens_per_expert_list=[], scales=row_scales, ticket=ticket)
     return rows, weights, layout
 

@@ -7,6 +7,7 @@ from planting import Bug
 HT = "3 test_ht uneven_tokens"
 ZONES = "3 test_second high_throughput_delivers"
 ZONES_NODES = "3 NODES=001 test_second high_throughput_delivers"
+INVARIANT = "NCCL_EP_NODE_SUMS=invariant test_second high_throughput_delivers"
 CUT = "3 test_second what_is_beyond"
 CUT_NODES = "3 NODES=001 test_second what_is_beyond"
 
@@ -55,10 +56,16 @@ BUGS_OF_ROUTES = (
         "2 test_second high_throughput_delivers_flat"),
     Bug("zeros where nothing comes", "ht/dispatch_local.cuh", "block.params.fills_rest != 0", "true",
         "2 test_second high_throughput_delivers_flat"),
-    Bug("scales that stay where they came", "ht/zones_apart.cu", "each_slot(slot_of_lane, params.scale_rows,",
-        "each_slot(HT_NO_SLOT, params.scale_rows,", ZONES_NODES),
-    Bug("gradients of slots that are dropped", "ht/zones_apart.cu", "is_slot(slot, params.in_rows);",
-        "slot != HT_NO_SLOT;", CUT_NODES),
+    Bug("gradients of slots that are dropped", "ht/zoned_input.cuh", "return is_slot(slot, block.params.in_rows) ?",
+        "return slot != HT_NO_SLOT ?", CUT_NODES),
+    Bug("rows in their first slot alone", "ht/zoned_rows.cuh", "left.any(); left.drop_first()", "left.any(); left = {}",
+        ZONES_NODES),
+    Bug("sums of other nodes not loaded", "ht/zoned_input.cuh", "return phase == 3 ? nodes_before : nodes_behind;",
+        "return {};", ZONES_NODES),
+    Bug("the sum of the own node not rounded", "ht/zoned_input.cuh", "partials.rounds_own_node();", "false;",
+        f"3 NODES=001 {INVARIANT}"),
+    Bug("the sum of the own node behind all", "ht/zoned_input.cuh", "partials.is_before_own(place)", "true",
+        f"3 NODES=012 {INVARIANT}"),
     Bug("pads with what was there", "ht/zoned_rows.cuh", "        if (number < pads) {", "        if (false) {", ZONES),
     Bug("the own rank's slots not rounded", "ht/zoned_input.cuh", "        clear_sum<Type>(sum);\n    }\n", "    }\n",
         ZONES),

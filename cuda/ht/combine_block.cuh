@@ -29,7 +29,7 @@ struct SummedRows {
     using Buffers = Staging;
     struct Nothing {};
     template <typename Block, typename Part>
-    __device__ Nothing addends_of(const Block&, LaneMask, const Part&) const {
+    __device__ Nothing addends_of(const Block&, uint32_t, LaneMask, const Part&) const {
         return {};
     }
 };
@@ -39,6 +39,7 @@ struct Block {
     using Layout = LayoutOfRows;
     using Buffers = typename InputRows::Buffers;
     static constexpr bool kZones = InputRows::kZones;
+    static constexpr bool kNodes = Partials::kNodes;
     const HtCombineParams& params;
     Scope scope;
     Partials partials;

@@ -128,7 +128,7 @@ __device__ void sum_tokens(const Block& block, typename Block::Buffers* buffers)
         }
         const TokenEntries entries(common, token);
         const Part part = part_of(block, entries);
-        const auto addends = block.input.addends_of(block, entries.firsts, part);
+        const auto addends = block.input.addends_of(block, token, entries.firsts, part);
         if (!wait_for_parts(block, entries, part)) {
             break;
         }

@@ -11,6 +11,7 @@ namespace nccl_ep {
 
 // On one node.
 struct NoPartials {
+    static constexpr bool kNodes = false;
     __device__ uint32_t nodes() const { return 0; }
     __device__ static constexpr bool rounds_own_node() { return false; }
     __device__ static constexpr bool is_own(uint32_t) { return false; }
@@ -20,6 +21,7 @@ struct NoPartials {
 
 // Of the tokens of a stage; for a stage of remote tokens there are none.
 struct NodePartials {
+    static constexpr bool kNodes = true;
     const HtPartials& from;
 
     __device__ bool rounds_own_node() const { return from.own_place != OWN_NODE_FIRST; }
@@ -29,6 +31,8 @@ struct NodePartials {
     __device__ bool is_own(uint32_t place) const {
         return rounds_own_node() && place == from.own_place;
     }
+    // Whether what is at `place` is added before this node's sum, if that is rounded.
+    __device__ bool is_before_own(uint32_t place) const { return place < from.own_place; }
     // Where the sum of the other node at `place` for `token` lies; NULL if there is none.
     __device__ const uint8_t* row(const RowFormat& format, uint32_t token, uint32_t place) const {
         if (place >= nodes() || is_own(place)) {

@@ -50,39 +50,65 @@ class ZonedBuffers : public Staging {
 };
 
 // What a warp adds: addresses of rows, in lanes. First the slots of this rank's row. At home their sum is rounded, and
-// added after the rows of the ranks before this one and before those of the ranks behind it.
+// added after the rows of the ranks before this one and before those of the ranks behind it. On several nodes the sums
+// of the others follow; where sums go by ascending node, this node's is rounded and takes its place among them.
+template <bool kNodes>
 struct Addends {
+    static constexpr uint32_t kPhases = kNodes ? 5 : 3;
+
     const uint8_t* slot = nullptr;
     LaneMask slots = {};
     const uint8_t* part = nullptr;
     LaneMask before = {};
     LaneMask behind = {};
+    const uint8_t* node = nullptr;
+    LaneMask nodes_before = {};
+    LaneMask nodes_behind = {};
+    bool rounds_own_node = false;
 
-    __device__ LaneMask of_phase(uint32_t phase) const { return phase == 0 ? slots : phase == 1 ? before : behind; }
+    __device__ LaneMask of_phase(uint32_t phase) const {
+        if (kNodes && phase > 2) {
+            return phase == 3 ? nodes_before : nodes_behind;
+        }
+        return phase == 0 ? slots : phase == 1 ? before : behind;
+    }
+    // What has the rows of a phase.
+    __device__ const uint8_t* row(uint32_t phase) const {
+        return phase == 0 ? slot : kNodes && phase > 2 ? node : part;
+    }
+    // Whether the sum after a phase is rounded, and added again after the next one.
+    __device__ bool rounds(uint32_t phase) const {
+        return phase == 0 || (kNodes && phase == 2 && rounds_own_node);
+    }
+    __device__ bool any() const {
+        const bool has_nodes = kNodes && (nodes_before.any() || nodes_behind.any());
+        return slots.any() || before.any() || behind.any() || has_nodes;
+    }
 };
 
 // Loads the parts of addends, in the order in which they are added.
+template <bool kNodes>
 class AddendsAhead {
    public:
-    __device__ AddendsAhead(const Addends& from, uint32_t row_bytes)
+    __device__ AddendsAhead(const Addends<kNodes>& from, uint32_t row_bytes)
         : from_(from), left_(from.slots), row_bytes_(row_bytes) {}
 
     __device__ __forceinline__ void load(ZonedBuffers& buffers) {
 #pragma unroll 1
         while (!left_.any() && offset_ < row_bytes_) {
-            const bool is_last = phase_ == 2;
+            const bool is_last = phase_ + 1 == Addends<kNodes>::kPhases;
             phase_ = is_last ? 0 : phase_ + 1;
             offset_ += is_last ? HT_ZONE_PART_BYTES : 0;
             left_ = from_.of_phase(phase_);
         }
         const uint32_t bytes = offset_ < row_bytes_ ? min(row_bytes_ - offset_, HT_ZONE_PART_BYTES) : 0;
-        const uint8_t* row = shuffle(phase_ == 0 ? from_.slot : from_.part, left_.any() ? left_.first() : 0);
+        const uint8_t* row = shuffle(from_.row(phase_), left_.any() ? left_.first() : 0);
         buffers.load_part(row + offset_, bytes / sizeof(Vec16));
         left_.drop_first();
     }
 
    private:
-    const Addends from_;
+    const Addends<kNodes> from_;
     LaneMask left_;
     uint32_t phase_ = 0;
     uint32_t row_bytes_;
@@ -120,11 +146,10 @@ struct PartSum {
 };
 
 // Calls `store(offset, bytes, sum)` for all parts of a row.
-template <typename Type, bool kIsHome, typename Store>
-__device__ __forceinline__ void sum_row(const Addends& addends, uint32_t row_bytes, ZonedBuffers& buffers,
+template <typename Type, bool kIsHome, bool kNodes, typename Store>
+__device__ __forceinline__ void sum_row(const Addends<kNodes>& addends, uint32_t row_bytes, ZonedBuffers& buffers,
                                         Store store) {
-    const bool is_empty = !addends.slots.any() && !addends.before.any() && !addends.behind.any();
-    AddendsAhead ahead(addends, is_empty ? 0 : row_bytes);
+    AddendsAhead<kNodes> ahead(addends, addends.any() ? row_bytes : 0);
 #pragma unroll 1
     for (uint32_t i = 0; i < HT_ZONE_STAGES; ++i) {
         ahead.load(buffers);
@@ -135,17 +160,17 @@ __device__ __forceinline__ void sum_row(const Addends& addends, uint32_t row_byt
         clear_sum<Type>(part.sum);
         Vec16 own[kVecs];
 #pragma unroll 1
-        for (uint32_t phase = 0; phase < (kIsHome ? 3 : 1); ++phase) {
+        for (uint32_t phase = 0; phase < (kIsHome ? addends.kPhases : 1); ++phase) {
 #pragma unroll 1
             for (LaneMask left = addends.of_phase(phase); left.any(); left.drop_first()) {
                 part.add(buffers.wait_part());
                 buffers.end_part();
                 ahead.load(buffers);
             }
-            if (kIsHome && phase == 0) {
+            if (kIsHome && addends.rounds(phase)) {
                 part.round(own);
             }
-            if (kIsHome && phase == 1) {
+            if (kIsHome && phase > 0 && addends.rounds(phase - 1)) {
 #pragma unroll
                 for (uint32_t v = 0; v < kVecs; ++v) {
                     part.add(v, own[v]);
@@ -198,21 +223,26 @@ struct ZonedInput {
 
     // What is added for a token, whose ranks' first lanes are `firsts`; `part` is that of each lane.
     template <typename Block, typename Part>
-    __device__ __forceinline__ Addends addends_of(const Block& block, LaneMask firsts, const Part& part) const {
+    __device__ __forceinline__ Addends<Block::kNodes> addends_of(const Block& block, uint32_t token, LaneMask firsts,
+                                                                 const Part& part) const {
         const LaneMask parts = ballot(part.is_remote);
         const LaneMask own = firsts & ~parts;
-        Addends all;
+        Addends<Block::kNodes> all;
         if (own.any()) {
             all = slots_of(block, shuffle(part.sequence, own.first()));
             all.behind = parts.behind(own.first());
         }
         all.before = parts & ~all.behind;
         all.part = part.row;
+        if constexpr (Block::kNodes) {
+            add_nodes(block, token, all);
+        }
         return all;
     }
 
     // Sums a token's addends, which have all arrived, to the row `out`.
-    __device__ __forceinline__ static void sum_to(Vec16* out, const Addends& addends, uint32_t row_bytes,
+    template <bool kNodes>
+    __device__ __forceinline__ static void sum_to(Vec16* out, const Addends<kNodes>& addends, uint32_t row_bytes,
                                                   ZonedBuffers& buffers) {
         const auto store = [&](uint32_t offset, uint32_t bytes, const float (&sum)[kVecs][Type::kPerVec]) {
             store_sum<Type>(sum, 0, bytes / sizeof(Vec16), out + offset / sizeof(Vec16));
@@ -222,10 +252,33 @@ struct ZonedInput {
 
    private:
     template <typename Block>
-    __device__ __forceinline__ Addends slots_of(const Block& block, uint32_t row) const {
+    __device__ __forceinline__ Addends<Block::kNodes> slots_of(const Block& block, uint32_t row) const {
         const uint32_t slot = slot_of_lane(zones, row);
         const LaneMask kept = ballot(is_slot(slot, block.params.in_rows));
         return {block.params.rows + row_format(block.common).offset(kept.has_this() ? slot : 0), kept};
+    }
+
+    // Adds the sums of the other nodes, which move to the first lanes: a token has no more than lanes.
+    template <typename Block>
+    __device__ __forceinline__ static void add_nodes(const Block& block, uint32_t token, Addends<true>& all) {
+        const auto& partials = block.partials;
+        uint32_t before = 0;
+        uint32_t count = 0;
+#pragma unroll 1
+        for (uint32_t base = 0; base < partials.nodes(); base += kWarpSize) {
+            const uint32_t place = base + lane_idx();
+            const uint8_t* row = partials.row(row_format(block.common), token, place);
+            before += ballot(row != nullptr && partials.is_before_own(place)).count();
+#pragma unroll 1
+            for (LaneMask left = ballot(row != nullptr); left.any(); left.drop_first(), ++count) {
+                const uint8_t* next = shuffle(row, left.first());
+                all.node = lane_idx() == count ? next : all.node;
+            }
+        }
+        const LaneMask nodes = ballot(all.node != nullptr);
+        all.nodes_before = nodes & ballot(lane_idx() < before);
+        all.nodes_behind = nodes & ~all.nodes_before;
+        all.rounds_own_node = partials.rounds_own_node();
     }
 };
 

@@ -24,7 +24,8 @@ struct ZonedRows : Base {
     __device__ __forceinline__ void deliver(const Block& block, uint32_t row, uint32_t offset, uint32_t bytes,
                                             const uint8_t* chunk, Staging& staging) const {
         const uint32_t slot = slot_of_lane(zones, row);
-        for (LaneMask left = ballot(is_slot(slot, block.params.out_rows)); left.any(); left.drop_first()) {
+        const uint32_t rows = min(block.params.out_rows, this->scale_rows());
+        for (LaneMask left = ballot(is_slot(slot, rows)); left.any(); left.drop_first()) {
             Base::deliver(block, shuffle(slot, left.first()), offset, bytes, chunk, staging);
         }
     }

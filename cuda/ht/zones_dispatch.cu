@@ -12,5 +12,13 @@ ENTRY(ht_dispatch_zones) { run(params.rows, AllRows{}, ZonedRows<PlainRows>{{}, 
 ENTRY(ht_dispatch_zones_scaled) {
     run(params.rows.rows, AllRows{}, ZonedRows<ForwardedRows>{{params.rows.scaled}, params.zones});
 }
+ENTRY(ht_dispatch_zones_nodes) {
+    run(params.rows.of_node, RowsOfStage<TwoSided>{params.rows.stage}, ZonedRows<PlainRows>{{}, params.zones});
+}
+ENTRY(ht_dispatch_zones_nodes_scaled) {
+    const HtScaledDispatchParams& of_node = params.rows.of_node;
+    run(of_node.rows, RowsOfStage<TwoSided>{params.rows.stage},
+        ZonedRows<ForwardedRows>{{of_node.scaled}, params.zones});
+}
 
 }  // namespace nccl_ep::ht_dispatch_impl

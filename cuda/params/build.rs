@@ -80,9 +80,10 @@ const FILES: [File; 8] = [
     },
     File {
         name: "ht_kept",
-        base: Some("ht.h"),
+        base: Some("ht_nodes.h"),
         sizes: sizes![ht_kept: HtZones HtZonesParams HtCountersParams HtCutParams HtByKParams
-            HtZonesDispatchParams HtZonesScaledDispatchParams HtZonesCombineParams HtSpreadParams HtGatherParams],
+            HtZonesDispatchParams HtZonesScaledDispatchParams HtZonesCombineParams
+            HtZonesDispatchNodesParams HtZonesScaledDispatchNodesParams HtZonesCombineNodesParams],
     },
     File {
         name: "ht_mapped",
@@ -166,7 +167,6 @@ fn list_of_kernels() -> Result<String, Box<dyn Error>> {
 
 #include \"ht_kept.h\"
 #include \"ht_mapped.h\"
-#include \"ht_nodes.h\"
 #include \"ll.h\"
 #include \"ll_pack.h\"
 #include \"ll_view.h\"

@@ -80,7 +80,7 @@ _SIMT = (("01", "", "test_ll -few_where -views_beside -views_of_a_captured -view
 # On either backend, with sums that do not depend on a token's home.
 _INVARIANT = (("host", "0012", "test_random --configs 100 --seed 45"), ("host", "0101", "test_ll routing"),
               ("simt", "0012", "test_random --configs 20 --seed 46"),
-              ("simt", "012", "test_ht routing_styles"))
+              ("simt", "012", "test_ht routing_styles"), ("simt", "0012", "test_ht rows_by_expert"))
 
 # With messages of NCCL that are late at random, on either backend. The CPU backend moves rows
 # without NCCL, so there only groups and handles are late.

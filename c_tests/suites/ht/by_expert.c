@@ -81,7 +81,6 @@ EP_TEST(rows_by_expert_and_updates) {
     EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
 }
 
-// Over several nodes these rows lie apart before they are brought to their slots.
 EP_TEST(scales_of_rows_by_expert) {
     static const struct {
         unsigned scales;

@@ -1,14 +1,13 @@
 //! Parameters of the high-throughput kernels for handles that keep their ids, and of those for rows by expert.
 
-use crate::common::{PeerTable, ScaledRows, WaitParams};
+use crate::common::{PeerTable, WaitParams};
 use crate::ht::{
     HtCombineParams, HtDispatchParams, HtHandleMemory, HtLayout, HtPackets, HtScaledDispatchParams, HtTold,
 };
+use crate::ht_nodes::{HtCombineNodesParams, HtDispatchNodesParams, HtScaledDispatchNodesParams};
 
 /// Threads of a block of `ht_zones`.
 pub const HT_ZONES_THREADS: u32 = 512;
-/// Threads of a block of `ht_spread` and `ht_gather_bf16`.
-pub const HT_APART_THREADS: u32 = 256;
 /// Experts covered by a packet of `ht_zones`; above their bits it has the number of the row's experts before them, and
 /// a bit for whether there are more.
 pub const HT_ZONE_WORD_EXPERTS: u32 = 26;
@@ -151,66 +150,29 @@ pub struct HtZonesCombineParams {
     pub zones: HtZones,
 }
 
-/// Parameters of `ht_spread`.
+/// Parameters of `ht_dispatch_zones_nodes`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub struct HtSpreadParams {
-    /// Ranks to tell of a failure.
-    pub peers: PeerTable,
-    /// Deadline and report.
-    pub wait: WaitParams,
-    /// The zones.
+pub struct HtZonesDispatchNodesParams {
+    /// As without zones, but weights are `[routing_rows]`, and there are no ids.
+    pub rows: HtDispatchNodesParams,
     pub zones: HtZones,
-    /// `[experts]`: received rows per expert.
-    pub counts: *const i32,
-    /// `[received][row_bytes]`: rows in arrival order.
-    pub rows: *const u8,
-    /// `[out_rows][row_bytes]`: slots, or NULL.
-    pub out: *mut u8,
-    /// Scales, from rows in arrival order to slots; 0 bytes without scales.
-    pub scales: ScaledRows,
-    /// Bytes of a row without scales, a multiple of 16.
-    pub row_bytes: u32,
-    /// Slots of `out`.
-    pub out_rows: u32,
-    /// Slots with room for scales.
-    pub scale_rows: u32,
-    /// `[received][top_k]`: by ascending expert.
-    pub weights: *const f32,
-    /// `[weight_rows]`, or NULL.
-    pub out_weights: *mut f32,
-    /// Its length.
-    pub weight_rows: u32,
-    /// Number of rows.
-    pub received: u32,
-    /// Ids per token.
-    pub top_k: u32,
 }
 
-/// Parameters of `ht_gather_bf16` and its siblings.
+/// Parameters of `ht_dispatch_zones_nodes_scaled`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub struct HtGatherParams {
-    /// Ranks to tell of a failure.
-    pub peers: PeerTable,
-    /// Deadline and report.
-    pub wait: WaitParams,
-    /// The zones.
+pub struct HtZonesScaledDispatchNodesParams {
+    /// As without zones.
+    pub rows: HtScaledDispatchNodesParams,
     pub zones: HtZones,
-    /// `[in_rows]`: rows in slots.
-    pub rows: *const u8,
-    /// `[received]`: gets the sum of each row's slots.
-    pub out: *mut u8,
-    /// `[in_rows]`, or NULL.
-    pub gradients: *const f32,
-    /// `[received][columns]`.
-    pub out_gradients: *mut f32,
-    /// Slots of the tensors.
-    pub in_rows: u32,
-    /// Number of rows.
-    pub received: u32,
-    /// Bytes of a row, a multiple of 16.
-    pub row_bytes: u32,
-    /// Gradients per row.
-    pub columns: u32,
+}
+
+/// Parameters of `ht_combine_zones_nodes_bf16` and its siblings.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct HtZonesCombineNodesParams {
+    /// As without zones, but gradients are `[in_rows]`.
+    pub rows: HtCombineNodesParams,
+    pub zones: HtZones,
 }

@@ -147,8 +147,6 @@ kernels! {
     ht_cut(HtCutParams, HT_CUT_THREADS, 0);
     ht_by_k(HtByKParams, HT_BY_K_THREADS, 0);
     ht_zones(HtZonesParams, HT_ZONES_THREADS, 0);
-    ht_spread(HtSpreadParams, HT_APART_THREADS, 0);
-    ht_gather<T>(HtGatherParams, HT_APART_THREADS, 0);
     ht_dispatch_zones(HtZonesDispatchParams, HT_DISPATCH_THREADS, 1);
     ht_dispatch_zones_scaled(HtZonesScaledDispatchParams, HT_DISPATCH_THREADS, 1);
     ht_combine_zones<T>(HtZonesCombineParams, HT_COMBINE_THREADS, 1);
@@ -169,6 +167,9 @@ kernels! {
     ht_dispatch_nodes_scaled(HtScaledDispatchNodesParams, HT_DISPATCH_THREADS, 1);
     ht_dispatch_nodes_cast(HtScaledDispatchNodesParams, HT_CAST_THREADS, 1);
     ht_combine_nodes<T>(HtCombineNodesParams, HT_COMBINE_THREADS, 1);
+    ht_dispatch_zones_nodes(HtZonesDispatchNodesParams, HT_DISPATCH_THREADS, 1);
+    ht_dispatch_zones_nodes_scaled(HtZonesScaledDispatchNodesParams, HT_DISPATCH_THREADS, 1);
+    ht_combine_zones_nodes<T>(HtZonesCombineNodesParams, HT_COMBINE_THREADS, 1);
 }
 
 /// A kernel's entry point.

@@ -26,18 +26,6 @@ pub fn scaled_rows(row: RowType, scaled: &Scaled) -> Result<ScaledRows> {
     })
 }
 
-/// Rows without scales.
-pub const NO_SCALES: ScaledRows = ScaledRows {
-    payload_bytes: 0,
-    scale_bytes: 0,
-    scale_width: 1,
-    form: Scales::Forwarded,
-    block: 0,
-    scale_chunk_bytes: 0,
-    from: NO_VIEW,
-    out: NO_VIEW,
-};
-
 /// Scales outside any tensor.
 pub const NO_VIEW: ScaleView = ScaleView { data: null_mut(), expert: 0, row: 0, column: 0 };
 

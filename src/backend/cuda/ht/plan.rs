@@ -243,22 +243,24 @@ impl HtPlan {
     /// What a handle of this routing determines about its launches.
     pub fn grids(&self, routing: &Routing, device: DeviceLimits) -> HandleGrids {
         let Routing { tokens, top_k, .. } = *routing;
-        let grid = |kind| match self.has_zones(routing) {
+        let zones = routing.form.zones.is_some();
+        let grid = |kind| match zones {
             false => Grid::new(&self.facts, &self.shapes, kind, tokens, device),
-            true => Grid::of_zones(&self.facts, kind, top_k, blocks_of_zones(&self.facts, device)),
+            true => self.grid_of_zones(kind, top_k, blocks_of_zones(&self.facts, device)),
         };
         HandleGrids {
             dispatch: grid(HtKind::Dispatch { forward: true }),
             combine: grid(HtKind::Combine { columns: 0 }),
             top_k,
             device,
-            zones: self.has_zones(routing),
+            zones,
         }
     }
 
-    /// Whether operations themselves handle rows by expert: over several nodes a separate kernel does.
-    fn has_zones(&self, routing: &Routing) -> bool {
-        routing.form.zones.is_some() && self.nodes.is_none()
+    /// The grid of `blocks` for rows by expert, by how many experts a token has on a node on average.
+    fn grid_of_zones(&self, kind: HtKind, top_k: usize, blocks: u32) -> Grid {
+        let nodes = 1 + self.nodes.map_or(0, |it| it.others);
+        Grid::of_zones(&self.facts, kind, top_k.div_ceil(nodes), blocks)
     }
 
     fn grid(&self, kind: HtKind, row: &MovedRow, of: &HandleGrids, asked: Launch) -> Grid {
@@ -268,7 +270,7 @@ impl HtPlan {
         };
         let plain = match asked.blocks {
             // The share of senders that suits the number of blocks.
-            1.. if of.zones => Grid::of_zones(&self.facts, kind, of.top_k, asked.blocks.max(2)),
+            1.. if of.zones => self.grid_of_zones(kind, of.top_k, asked.blocks.max(2)),
             _ => of_handle,
         };
         let grid = match row.cast {

@@ -4,7 +4,7 @@
 use super::*;
 use crate::model::group::Algorithm;
 use crate::model::node_view::tests::view;
-use crate::model::ops::{HandleForm, IntWidth};
+use crate::model::ops::{HandleForm, IntWidth, Zones};
 use crate::model::scales::{ScaleType, WireRow};
 use crate::model::tensor::{DType, DevPtr, RowType};
 
@@ -69,6 +69,15 @@ fn the_largest_message_is_that_of_a_stage() {
     assert!(bound(128).contains(&most(Some(128))));
     // A stage has 7.3 MiB of the 58 of all rows.
     assert!(bound(512).contains(&most(Some(4096))));
+}
+
+#[test]
+fn blocks_of_rows_by_expert_are_divided_by_the_experts_that_a_token_has_on_a_node() {
+    let plan = HtPlan::new(&plan(4, 14_336).facts, &view("aabb", 0)).unwrap();
+    let form = HandleForm { zones: Some(Zones { alignment: 1, most_slots: None }), ..HandleForm::default() };
+    let grids = plan.grids(&Routing { form, ..routing(4096, 8) }, H200);
+    let kind = HtKind::Dispatch { forward: true };
+    assert_eq!(grids.dispatch, Grid::of_zones(&plan.facts, kind, 4, 132));
 }
 
 #[test]

@@ -4,15 +4,15 @@
 //! While the sums of one stage are on the network, the kernel of the next one runs. A bank is refilled once the
 //! messages, or the kernel, that empty it are done.
 
-use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::ht::kept;
 use crate::backend::cuda::ht::nodes::handle::NodesHt;
 use crate::backend::cuda::ht::nodes::messages::{Bank, TokenBytes};
 use crate::backend::cuda::ht::nodes::stage::{AHEAD, Enqueueing, Handle, Headers, NO_MESSAGES, Tokens, behind};
 use crate::backend::cuda::ht::plan::HtLaunch;
 use crate::backend::cuda::ht::shared::{Outputs, combine_params};
-use crate::backend::cuda::kernels::{self, Kernel, LaunchShape, to_u32};
+use crate::backend::cuda::kernels::{self, LaunchShape, to_u32};
 use crate::backend::cuda::params::common::{KernelOp, OWN_NODE_FIRST};
+use crate::backend::cuda::params::ht_kept::HtZonesCombineNodesParams;
 use crate::backend::cuda::params::ht_nodes::{HT_HEADER_THREADS, HtCombineNodesParams, HtPartials, HtStage};
 use crate::error::Result;
 use crate::model::ids::SourceIx;
@@ -37,24 +37,17 @@ struct Combine<'a> {
     handle: Handle<'a>,
     op: &'a HtCombine,
     launch: HtLaunch,
-    kernel: Kernel<HtCombineNodesParams>,
     columns: usize,
 }
 
-/// Enqueues what `before` does, then the combine.
-pub fn run(
-    handle: &NodesHt,
-    op: &HtCombine,
-    stream: Stream,
-    before: impl FnOnce(&StreamScope) -> Result<()>,
-) -> Result<()> {
+/// Enqueues the combine.
+pub fn run(handle: &NodesHt, op: &HtCombine, stream: Stream) -> Result<()> {
     let group = &handle.group;
     let columns = op.gradients.map_or(0, |gradients| gradients.top_k);
     let combine = Combine {
         handle: Handle::new(handle)?,
         op,
         launch: group.plan.launch(op.into(), &op.row.into(), &handle.grids, op.launch)?,
-        kernel: kernels::ht_combine_nodes(op.row.dtype)?,
         columns,
     };
     let at = &group.enter(stream)?;
@@ -62,7 +55,7 @@ pub fn run(
     let order = group.order.begin(at)?;
     let mut turn = handle.rails.turn.lock();
     let mut enqueueing = Enqueueing::new(&handle.rails, &mut turn, at, "HT combine")?;
-    let enqueued = before(at).and_then(|()| combine.enqueue(&mut enqueueing));
+    let enqueued = combine.enqueue(&mut enqueueing);
     let enqueued = enqueued.and_then(|()| kept::order_gradients(group, op, &handle.routing, at));
     enqueueing.end(group, order, enqueued)
 }
@@ -172,7 +165,12 @@ impl Combine<'_> {
     ) -> Result<()> {
         let (handle, op) = (&self.handle, self.op);
         let common = handle.common(KernelOp::HtCombine, &self.launch, tokens)?;
-        let params = HtCombineNodesParams { of_node: combine_params(op, common, &out), stage, partials };
-        handle.group.context.module.launch(self.kernel, self.launch.launch, &params, at.at)
+        let rows = HtCombineNodesParams { of_node: combine_params(op, common, &out), stage, partials };
+        let (module, shape) = (&handle.group.context.module, self.launch.launch);
+        let Some(zones) = handle.zones else {
+            return module.launch(kernels::ht_combine_nodes(op.row.dtype)?, shape, &rows, at.at);
+        };
+        let kernel = kernels::ht_combine_zones_nodes(op.row.dtype)?;
+        module.launch(kernel, shape, &HtZonesCombineNodesParams { rows, zones }, at.at)
     }
 }

@@ -14,7 +14,6 @@ use crate::backend::cuda::ht::nodes::handle::{Counts, NodesHt};
 use crate::backend::cuda::ht::nodes::part::{self, Part};
 use crate::backend::cuda::ht::nodes::plan::HandleParts;
 use crate::backend::cuda::ht::nodes::rails::{NodesMemory, Rails};
-use crate::backend::cuda::ht::nodes::zones::bytes_apart;
 use crate::backend::cuda::ht::shared::HtShared;
 use crate::backend::cuda::ht::zones::SlotsOf;
 use crate::backend::cuda::kernels::{self, LaunchShape, to_u32};
@@ -135,7 +134,6 @@ impl Creation<'_> {
             }
         }
         let slots = self.conclude(&part, &counts)?;
-        let apart = slots.map(|_| rails.apart_for(bytes_apart(self.group, rows as usize, part.routing.top_k)));
         let stages = rails.plan.stages(counts.most_tokens());
         Ok(Ok(NodesHt {
             size: part.size,
@@ -148,7 +146,6 @@ impl Creation<'_> {
             epoch: self.epoch,
             rows: rows as usize,
             slots,
-            apart: apart.transpose()?,
             counts,
             banks: rails.banks_for(stages.room)?,
             stages,

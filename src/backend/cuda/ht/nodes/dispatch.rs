@@ -3,9 +3,8 @@
 //! The first two stages are on the network while the kernel for the own node runs. A bank is refilled once the kernel
 //! that empties it has run.
 
-use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::ht::grid::HtKind;
-use crate::backend::cuda::ht::kept;
+use crate::backend::cuda::ht::kept::{self, Told};
 use crate::backend::cuda::ht::nodes::handle::NodesHt;
 use crate::backend::cuda::ht::nodes::messages::{Bank, TokenBytes};
 use crate::backend::cuda::ht::nodes::stage::{AHEAD, Enqueueing, Handle, Headers, Tokens};
@@ -15,6 +14,7 @@ use crate::backend::cuda::ht::shared::{Inputs, dispatch_params, scaled_rows_of_c
 use crate::backend::cuda::kernels::{self, LaunchShape, to_u32};
 use crate::backend::cuda::params::common::KernelOp;
 use crate::backend::cuda::params::ht::{HtScaledDispatchParams, HtScaledRows};
+use crate::backend::cuda::params::ht_kept::{HtZonesDispatchNodesParams, HtZonesScaledDispatchNodesParams};
 use crate::backend::cuda::params::ht_nodes::{
     HT_PACK_THREADS, HtDispatchNodesParams, HtPackParams, HtScaledDispatchNodesParams, HtScaledPackParams, HtStage,
 };
@@ -41,13 +41,8 @@ struct Dispatch<'a> {
     own: Inputs,
 }
 
-/// Enqueues the dispatch, then what `after` does.
-pub fn run(
-    handle: &NodesHt,
-    op: &HtDispatch,
-    stream: Stream,
-    after: impl FnOnce(&StreamScope) -> Result<()>,
-) -> Result<()> {
+/// Enqueues the dispatch.
+pub fn run(handle: &NodesHt, op: &HtDispatch, stream: Stream) -> Result<()> {
     let group = &handle.group;
     let kind = HtKind::from(op);
     let row = MovedRow::from(op);
@@ -65,7 +60,7 @@ pub fn run(
     let mut enqueueing = Enqueueing::new(&handle.rails, &mut turn, at, "HT dispatch")?;
     let enqueued = dispatch.enqueue(&mut enqueueing);
     let enqueued = enqueued.and_then(|()| kept::move_ids(group, op, to_u32(handle.routing.top_k)?, at));
-    let enqueued = enqueued.and_then(|()| after(at));
+    let enqueued = enqueued.and_then(|()| kept::tell(group, &dispatch.told(), at));
     enqueueing.end(group, order, enqueued)
 }
 
@@ -237,9 +232,13 @@ impl Dispatch<'_> {
         Ok(HtDispatchNodesParams { of_node: dispatch_params(self.op, common, inputs), stage })
     }
 
-    fn launch_plain(&self, at: &Enqueueing<'_>, params: &HtDispatchNodesParams) -> Result<()> {
-        let module = &self.handle.group.context.module;
-        module.launch(kernels::ht_dispatch_nodes(), self.launch.launch, params, at.at)
+    fn launch_plain(&self, at: &Enqueueing<'_>, rows: &HtDispatchNodesParams) -> Result<()> {
+        let (module, shape) = (&self.handle.group.context.module, self.launch.launch);
+        let Some(zones) = self.handle.zones else {
+            return module.launch(kernels::ht_dispatch_nodes(), shape, rows, at.at);
+        };
+        let params = HtZonesDispatchNodesParams { rows: *rows, zones };
+        module.launch(kernels::ht_dispatch_zones_nodes(), shape, &params, at.at)
     }
 
     /// Launches the kernel for rows with scales: those of a cast, or `None`.
@@ -251,13 +250,24 @@ impl Dispatch<'_> {
         params: HtDispatchNodesParams,
         scaled: HtScaledRows,
     ) -> Result<()> {
+        let (module, shape) = (&self.handle.group.context.module, launch.launch);
         let rows = params.of_node;
-        let params =
+        let rows =
             HtScaledDispatchNodesParams { of_node: HtScaledDispatchParams { rows, scaled }, stage: params.stage };
+        if let Some(zones) = self.handle.zones {
+            let params = HtZonesScaledDispatchNodesParams { rows, zones };
+            return module.launch(kernels::ht_dispatch_zones_nodes_scaled(), shape, &params, at.at);
+        }
         let kernel = match cast {
             Some(_) => kernels::ht_dispatch_nodes_cast(),
             None => kernels::ht_dispatch_nodes_scaled(),
         };
-        self.handle.group.context.module.launch(kernel, launch.launch, &params, at.at)
+        module.launch(kernel, shape, &rows, at.at)
+    }
+
+    /// What it reports to the caller.
+    fn told(&self) -> Told<'_> {
+        let device = &self.handle.device;
+        Told { rows: device.total, counts: device.counts, counters: &self.op.counters, zones: self.handle.zones }
     }
 }

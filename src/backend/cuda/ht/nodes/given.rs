@@ -9,7 +9,6 @@ use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::ht::nodes::handle::{Counts, NodesHt};
 use crate::backend::cuda::ht::nodes::plan::HandleSize;
 use crate::backend::cuda::ht::nodes::rails::Rails;
-use crate::backend::cuda::ht::nodes::zones::bytes_apart;
 use crate::backend::cuda::ht::shared::HtShared;
 use crate::backend::cuda::kernels::to_u32;
 use crate::backend::{HtBackend, check_header, foreign_state, opened_again};
@@ -126,16 +125,12 @@ impl GivenHt {
             epoch: number(NUMBER_WORD),
             rows,
             slots: (slots != NO_SLOTS).then_some(slots as usize),
-            apart: None,
             counts,
             banks: rails.banks_for(stages.room)?,
             stages,
         };
         if let Some(ids) = handle.kept_ids()? {
             (handle.routing.ids, handle.routing.width) = ids;
-        }
-        if handle.slots.is_some() {
-            handle.apart = Some(rails.apart_for(bytes_apart(group, rows, routing.top_k))?);
         }
         Ok(handle)
     }

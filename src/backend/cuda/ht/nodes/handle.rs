@@ -1,11 +1,11 @@
 //! A handle over several nodes, once it is created.
 
-use crate::backend::cuda::driver::memory::Buffer;
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::ht::nodes::plan::{HandleParts, HandleSize, Stages};
 use crate::backend::cuda::ht::nodes::rails::{Banks, NodesMemory, Rails};
 use crate::backend::cuda::ht::plan::HandleGrids;
 use crate::backend::cuda::ht::shared::HtShared;
+use crate::backend::cuda::params::ht_kept::HtZones;
 use crate::backend::cuda::params::ht_nodes::HtNodesMemory;
 use crate::backend::cuda::pool::Taken;
 use crate::error::Result;
@@ -30,8 +30,6 @@ pub struct NodesHt {
     /// Rows that this rank receives, and the number of slots if they lie by expert.
     pub rows: usize,
     pub slots: Option<usize>,
-    /// If rows lie by expert: memory for them in arrival order.
-    pub apart: Option<Arc<Buffer>>,
     pub counts: Counts,
     pub stages: Stages,
     pub banks: Arc<Banks>,
@@ -106,6 +104,11 @@ impl NodesHt {
 
     pub fn parts(&self) -> Result<HandleParts> {
         self.rails.plan.memory(self.base.0, self.size)
+    }
+
+    /// The slots of its rows, if they lie by expert.
+    pub fn zones(&self, parts: &HandleParts) -> Result<Option<HtZones>> {
+        self.group.zones(self.routing.form.zones, (parts.slots, parts.zones), self.routing.top_k)
     }
 
     /// The copy of its ids, if it keeps one.

@@ -16,8 +16,33 @@ mod part;
 pub mod plan;
 mod rails;
 mod stage;
-mod zones;
 
 pub use create::open_handle;
 pub use given::{GivenHt, block_bytes};
 pub use rails::Rails;
+
+use crate::backend::HtBackend;
+use crate::backend::cuda::ht::nodes::handle::NodesHt;
+use crate::error::Result;
+use crate::model::ops::{HtCombine, HtDispatch, Stream};
+use crate::model::tensor::DevPtr;
+use std::time::Duration;
+
+impl HtBackend for NodesHt {
+    fn dispatch(&self, op: &HtDispatch, stream: Stream) -> Result<()> {
+        dispatch::run(self, op, stream)
+    }
+
+    fn combine(&self, op: &HtCombine, stream: Stream) -> Result<()> {
+        combine::run(self, op, stream)
+    }
+
+    fn add_counts(&self, totals: DevPtr, stream: Stream) -> Result<()> {
+        let counts = self.device()?.counts;
+        (self.group).add_counts(counts, totals, &self.group.enter(stream)?)
+    }
+
+    fn num_recv_tokens(&self, _within: Duration) -> Result<Option<usize>> {
+        Ok(Some(self.slots.unwrap_or(self.rows)))
+    }
+}

@@ -33,11 +33,9 @@ pub struct Rails {
     /// For a rank that refuses its part in a handle.
     pub spare: Taken<NodesMemory>,
     row_bytes: usize,
-    ids: Mutex<Vec<(Arc<Buffer>, usize)>>,
+    ids: Mutex<Option<(Arc<Buffer>, usize)>>,
     /// The last ones serve new handles. Earlier ones stay, as operations that use them may outlive their handles.
     banks: Mutex<Vec<Arc<Banks>>>,
-    /// The same for `HtSpreadParams`.
-    apart: Mutex<Vec<(Arc<Buffer>, usize)>>,
     /// Locked while an operation is enqueued.
     pub turn: Mutex<Turn>,
 }
@@ -68,7 +66,6 @@ impl Rails {
             row_bytes: shared.plan.facts.row_bytes,
             ids: Mutex::default(),
             banks: Mutex::default(),
-            apart: Mutex::default(),
             turn: Mutex::new(turn),
         };
         if let Some(tokens) = shared.plan.facts.max_tokens {
@@ -110,28 +107,15 @@ impl Rails {
         Ok(larger)
     }
 
-    /// If rows lie by expert: memory for `bytes` of rows in arrival order.
-    pub fn apart_for(&self, bytes: usize) -> Result<Arc<Buffer>> {
-        self.enough(&mut self.apart.lock(), bytes)
-    }
-
     /// Memory for `bytes` of other ranks' ids, until the next handle is made.
     pub fn ids_for(&self, bytes: usize) -> Result<Arc<Buffer>> {
         let mut ids = self.ids.lock();
-        let found = self.enough(&mut ids, bytes)?;
-        let smaller = ids.len() - 1;
-        ids.drain(..smaller);
-        Ok(found)
-    }
-
-    /// The last of `buffers` if it has `bytes`, else a new one.
-    fn enough(&self, buffers: &mut Vec<(Arc<Buffer>, usize)>, bytes: usize) -> Result<Arc<Buffer>> {
-        if let Some((present, _)) = buffers.last().filter(|(_, there)| *there >= bytes) {
+        if let Some((present, _)) = ids.as_ref().filter(|(_, there)| *there >= bytes) {
             return Ok(Arc::clone(present));
         }
         let bytes = bytes.next_power_of_two();
         let larger = Arc::new(Buffer::new(&self.memory, bytes)?);
-        buffers.push((Arc::clone(&larger), bytes));
+        *ids = Some((Arc::clone(&larger), bytes));
         Ok(larger)
     }
 }

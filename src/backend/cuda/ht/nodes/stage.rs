@@ -13,6 +13,7 @@ use crate::backend::cuda::network::Network;
 use crate::backend::cuda::order;
 use crate::backend::cuda::params::common::{KernelOp, MessageHeader};
 use crate::backend::cuda::params::ht::{HtCommon, HtEntry, HtHandleMemory};
+use crate::backend::cuda::params::ht_kept::HtZones;
 use crate::backend::cuda::params::ht_nodes::{HtHeaderParams, HtMessages, HtNodesMemory, HtStage};
 use crate::backend::net::two_sided::{Label, Message};
 use crate::error::Result;
@@ -70,6 +71,8 @@ pub struct Tokens {
 pub struct Handle<'a> {
     handle: &'a NodesHt,
     pub device: HtNodesMemory,
+    /// If rows lie by expert.
+    pub zones: Option<HtZones>,
 }
 
 impl Deref for Handle<'_> {
@@ -82,7 +85,8 @@ impl Deref for Handle<'_> {
 
 impl<'a> Handle<'a> {
     pub fn new(handle: &'a NodesHt) -> Result<Self> {
-        Ok(Self { handle, device: handle.device()? })
+        let parts = handle.parts()?;
+        Ok(Self { handle, device: parts.memory, zones: handle.zones(&parts)? })
     }
 
     pub(super) fn plan(&self) -> &NodesPlan {

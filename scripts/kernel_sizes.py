@@ -36,7 +36,8 @@ def images(target: pathlib.Path) -> list[pathlib.Path]:
     if not folders:
         raise SystemExit(f"kernel_sizes.py: no kernels below {target}: build the library first")
     newest = max(folders, key=lambda folder: max(image.stat().st_mtime for image in folder.glob("*.fatbin")))
-    return sorted(newest.glob("*.fatbin"))
+    # Those that the library embeds; others may be left of sources that have gone.
+    return sorted(map(pathlib.Path, re.findall(r'"(.+?\.fatbin)"', (newest / "kernels.rs").read_text())))
 
 
 def measure(cuobjdump: str, image: pathlib.Path) -> dict[str, tuple[int, ...]]:

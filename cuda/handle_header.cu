@@ -10,12 +10,19 @@
 
 namespace nccl_ep::handle_header_impl {
 
-// After a failed operation the block is invalid: its header is zeros.
+// After a failed operation the block is invalid: its header is zeros. If a peer has failed and no wait has met that,
+// it is reported here, or the next operation would only find a block that is not its own.
 __device__ void write(const HandleHeaderParams& params, uint32_t word) {
+    const uint32_t failure = shuffle(known_failure(params.wait), 0);
+    if (failure != 0 && failure != kOwnFailure && word == 0) {
+        // Behind the compared words is the routing's number.
+        const Awaited awaited = {WAIT_COUNTS, failure - 1, params.words[HANDLE_HEADER_COMPARED]};
+        report_failure(params.wait, FAULT_PEER_FAILED, awaited, {awaited.epoch}, {awaited.peer});
+    }
     if (word < HANDLE_HEADER_WORDS) {
         const bool is_rows = word == HANDLE_HEADER_ROWS && params.rows != nullptr;
         const uint32_t data = is_rows ? *params.rows : params.words[word];
-        params.header[word] = known_failure(params.wait) == 0 ? data : 0;
+        params.header[word] = failure == 0 ? data : 0;
     }
 }
 

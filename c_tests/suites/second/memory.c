@@ -232,3 +232,39 @@ EP_TEST(memory_with_damaged_numbers_is_not_followed) {
 EP_TEST(memory_without_a_dispatch_is_not_followed) {
     if (ranks_share_a_node()) expect_foreign(env, kSmallLl, kNoRouting);
 }
+
+// The other ranks are through when the last one fails; the first hears that before its update has written the header.
+EP_TEST(an_update_of_memory_beside_a_failure_tells_who_failed) {
+    if (!ranks_share_a_node()) return;
+    if (env->size == 1 || !ep_hold_block(1)) {
+        ep_skip("only the CPU build can hold up a block, and only another rank can fail");
+        return;
+    }
+    ep_release_block();
+    const int failing = env->size - 1;
+    Run run;
+    Case test = kSmallHt;
+    test.in_memory = true;
+    run_open(&run, env, NULL, &test, 745);
+    run_init(&run);
+    ep_sync(env);
+    if (env->rank == 0) (void)ep_hold_block(1);
+    EP_CHECK_NCCL(run_update(&run));
+    if (env->rank != 0) ep_sync(env);
+    if (env->rank == failing) {
+        EP_CHECK_CUDA(cudaMemset(ref_buffer_data(&run.memory), 0, run.memory.bytes));
+        EP_CHECK_NCCL(run_combine(&run, NCCL_EP_FWD_PASS));
+        ep_sync(env);
+    }
+    ep_barrier();
+    if (env->rank == 0) {
+        ep_release_block();
+        ep_sync(env);
+        forget_lines();
+        CHECK_REFUSED(run_combine(&run, NCCL_EP_FWD_PASS), ncclRemoteError, "failed: rank 0 waited");
+    }
+    run_end_handle(&run);
+    (void)ncclEpGroupDestroy(run.own_group);  // it may tell of the failure
+    run.own_group = NULL;
+    run_close(&run);
+}

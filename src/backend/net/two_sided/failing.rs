@@ -8,6 +8,7 @@ use crate::backend::detached;
 use crate::backend::net::OnFault;
 use crate::backend::net::two_sided::ending::Ending;
 use crate::error::Error;
+use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,10 +21,11 @@ pub struct Failing {
     pub group: Arc<dyn OnFault>,
     /// The deadline for waits for other ranks.
     limit: Duration,
+    /// Why the transport has ended. Set under the lock of `state`: whoever sees it finds what is to be ended.
+    fault: OnceCell<Error>,
     state: Mutex<State>,
 }
 
-/// Under one lock: the watchdog looks at any moment, and must not find a group that was told, but nothing to end.
 #[derive(Default)]
 struct State {
     /// When the group was told; `None` if it knew before.
@@ -37,22 +39,43 @@ struct State {
 impl Failing {
     /// No failure yet of the transport of `group`.
     pub fn new(group: Arc<dyn OnFault>, limit: Duration) -> Self {
-        Self { group, limit, state: Mutex::default() }
+        Self { group, limit, fault: OnceCell::new(), state: Mutex::default() }
     }
 
-    /// Tells the group of the failure `error`, and ends `ending` after that.
-    pub fn fail(self: &Arc<Self>, error: &Error, ending: Ending) {
-        self.group.failed(error);
-        self.begin(Some(Instant::now()), ending);
+    /// Why the transport has ended, if it has.
+    pub fn fault(&self) -> Option<&Error> {
+        self.fault.get()
     }
 
-    /// Ends `ending`, without telling the group.
-    pub fn give_up(self: &Arc<Self>, ending: Ending) {
-        self.begin(None, ending);
+    /// Tells the group of the failure `error`, and ends `ending` after that, unless the transport has ended before.
+    pub fn fail(self: &Arc<Self>, error: Error, ending: Ending) {
+        self.begin(error, false, ending);
     }
 
-    fn begin(self: &Arc<Self>, told: Option<Instant>, ending: Ending) {
-        *self.state.lock() = State { told, is_marking: false, ending: Some(ending) };
+    /// The same for an error that the group knows.
+    pub fn give_up(self: &Arc<Self>, error: Error, ending: Ending) {
+        self.begin(error, true, ending);
+    }
+
+    /// Records that the transport has ended, with nothing to be ended here; false if it had before.
+    pub fn close(&self, error: Error) -> bool {
+        let _state = self.state.lock();
+        self.fault.set(error).is_ok()
+    }
+
+    fn begin(self: &Arc<Self>, error: Error, is_known: bool, ending: Ending) {
+        {
+            let mut state = self.state.lock();
+            if self.fault.get().is_some() {
+                return;
+            }
+            if !is_known {
+                self.group.failed(&error);
+                state.told = Some(Instant::now());
+            }
+            state.ending = Some(ending);
+            let _ = self.fault.set(error);
+        }
         // If no thread can be started, the watchdog tries again, or dropping the communicator ends it.
         self.go_on();
     }
@@ -162,7 +185,7 @@ mod tests {
         let group = Arc::new(Group::default());
         let (failing, comm, ending) = failing(&group, &TestDevice::default());
         let held_up = group.held_up.lock();
-        failing.fail(&Error::internal("lost"), ending);
+        failing.fail(Error::internal("lost"), ending);
         assert!(group.is_told.load(Ordering::SeqCst));
         std::thread::sleep(SHORT);
         failing.look();
@@ -180,7 +203,7 @@ mod tests {
         let start = Instant::now();
         let mut watched = Vec::new();
         for (failing, comm, ending) in all {
-            failing.fail(&Error::internal("lost"), ending);
+            failing.fail(Error::internal("lost"), ending);
             watched.push((failing, comm));
         }
         assert!(start.elapsed() < PATIENCE, "nobody waits");
@@ -196,7 +219,7 @@ mod tests {
     fn what_the_group_knows_ends_at_once() {
         let group = Arc::new(Group::default());
         let (failing, comm, ending) = failing(&group, &TestDevice::default());
-        failing.give_up(ending);
+        failing.give_up(Error::internal("lost"), ending);
         wait_for(|| has_ended(&comm));
         assert!(!group.is_told.load(Ordering::SeqCst));
     }
@@ -228,7 +251,7 @@ mod tests {
                     }
                 });
                 wait_for(|| has_begun.load(Ordering::SeqCst));
-                failing.fail(&Error::internal("lost"), ending);
+                failing.fail(Error::internal("lost"), ending);
             });
             assert!(start.elapsed() < PATIENCE && group.is_marked.load(Ordering::SeqCst));
         }

@@ -13,7 +13,6 @@ use crate::backend::net::two_sided::{Label, Late, Message, Operation, Recent, Tr
 use crate::error::{Code, Error, Result};
 use crate::model::ids::GroupRank;
 use crate::model::ops::Stream;
-use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -44,7 +43,6 @@ struct Shared {
     /// Locked by the thread that enqueues.
     turn: Mutex<Parts>,
     timeout: Duration,
-    fault: OnceCell<Error>,
     failing: Arc<Failing>,
 }
 
@@ -70,7 +68,6 @@ impl NcclTransport {
             outstanding,
             turn: Mutex::default(),
             timeout,
-            fault: OnceCell::new(),
             failing: Arc::new(Failing::new(on_fault, timeout)),
         });
         // Without a watchdog it must end at once, not together with other ranks.
@@ -121,7 +118,7 @@ impl Shared {
     }
 
     fn check_usable(&self) -> Result<()> {
-        self.fault.get().map_or(Ok(()), |fault| Err(fault.clone()))
+        self.failing.fault().map_or(Ok(()), |fault| Err(fault.clone()))
     }
 
     fn late_warm_up(&self, waited: Duration) -> Error {
@@ -135,10 +132,8 @@ impl Shared {
 
     /// Ends the transport with `error`, unless it has ended before; returns the failure that counts.
     fn fail(&self, error: Error) -> Error {
-        if self.fault.set(error.clone()).is_ok() {
-            self.failing.fail(&error, self.aborting());
-        }
-        self.fault.get().cloned().unwrap_or(error)
+        self.failing.fail(error.clone(), self.aborting());
+        self.failing.fault().cloned().unwrap_or(error)
     }
 
     /// Ends what is on the streams; until then it counts as under way. What cannot be ended stays, with its memory.
@@ -152,18 +147,16 @@ impl Shared {
 
     fn give_up(&self) {
         let text = format!("{} gave the network up", self.members.own_name());
-        if self.fault.set(Error::new(Code::RemoteError, text)).is_ok() {
-            self.failing.give_up(self.aborting());
-        }
+        self.failing.give_up(Error::new(Code::RemoteError, text), self.aborting());
     }
 
     fn health(&self) -> Option<Error> {
-        if self.fault.get().is_none()
+        if self.failing.fault().is_none()
             && let Some(error) = self.comm.asynchronous_error()
         {
             self.fail(self.reported(error));
         }
-        self.fault.get().cloned()
+        self.failing.fault().cloned()
     }
 
     fn too_late(&self, late: &Late) -> Error {
@@ -203,13 +196,13 @@ impl Shared {
     /// The device was reset: nothing on it can be ended.
     fn lose(&self, error: Error) {
         self.comm.abandon();
-        let _ = self.fault.set(error.clone());
+        self.failing.close(error.clone());
         self.failing.group.failed(&error);
     }
 
     /// Called by the watchdog.
     fn look(&self, now: Instant) {
-        if self.fault.get().is_some() {
+        if self.failing.fault().is_some() {
             return self.failing.look();
         }
         if let Some(error) = self.device.lost() {
@@ -286,7 +279,7 @@ impl Drop for End {
         let start = Instant::now();
         let mut pause = Duration::from_micros(20);
         // The watchdog ends waits for other ranks; this limit is for a stream that does not reach its operations.
-        while shared.fault.get().is_none() && shared.outstanding.are_over() == Ok(false) {
+        while shared.failing.fault().is_none() && shared.outstanding.are_over() == Ok(false) {
             if start.elapsed() > shared.timeout {
                 shared.give_up();
             }
@@ -295,7 +288,7 @@ impl Drop for End {
         }
         // A failed communicator is ended elsewhere. Setting the fault keeps the watchdog, which may look once more,
         // from finding a failure of the group and ending a communicator that the next group has by then.
-        if shared.fault.set(Error::internal("the network's group has ended")).is_ok() {
+        if shared.failing.close(Error::internal("the network's group has ended")) {
             return spare::keep(shared.ending());
         }
         // The watchdog ends it, if the device cannot be told; it looks only while this holds the transport.

@@ -13,16 +13,22 @@ const LABEL: Label = Label { what: "test", number: 0 };
 /// More than are ever under way before a call collects ended ones.
 const CALLS: usize = 1000;
 
-/// A group that is not told of failures.
+/// A group that fails, and takes marks and news of failures, as a test says.
 #[derive(Default)]
 struct Group {
     has_failed: AtomicBool,
     /// Locked while the device takes no marks.
     held_up: Mutex<()>,
+    is_being_told: AtomicBool,
+    /// Locked while telling takes long.
+    telling: Mutex<()>,
 }
 
 impl OnFault for Group {
-    fn failed(&self, _error: &Error) {}
+    fn failed(&self, _error: &Error) {
+        self.is_being_told.store(true, Ordering::SeqCst);
+        drop(self.telling.lock());
+    }
     fn mark(&self) {
         drop(self.held_up.lock());
     }
@@ -86,6 +92,14 @@ fn one_that_has_failed_is_not() {
     assert!(Offer::new(&device, comm.place()).take(comm.tag).is_none());
 }
 
+fn wait_for(is_so: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !is_so() {
+        assert!(start.elapsed() < Duration::from_secs(10));
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 /// The watchdog looks only while somebody holds it.
 #[test]
 fn one_that_has_failed_ends_though_it_is_dropped_before_the_device_is_told() {
@@ -96,11 +110,24 @@ fn one_that_has_failed_ends_though_it_is_dropped_before_the_device_is_told() {
     let comm = Arc::clone(&transport.shared.comm);
     Transport::fail(&transport, &Error::internal("lost"));
     drop(transport);
-    let dropped = Instant::now();
-    while comm.exchange(&[], &[], Stream::DEFAULT).is_ok() {
-        assert!(dropped.elapsed() < Duration::from_secs(10));
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    wait_for(|| comm.exchange(&[], &[], Stream::DEFAULT).is_err());
+    drop(held_up);
+}
+
+#[test]
+fn one_that_fails_ends_though_it_is_dropped_meanwhile() {
+    let group = Arc::new(Group::default());
+    let (held_up, telling) = (group.held_up.lock(), group.telling.lock());
+    let transport = transport_of(Arc::clone(&group), "abc", &TestDevice::of_context(206));
+    let (shared, comm) = (Arc::clone(&transport.shared), Arc::clone(&transport.shared.comm));
+    let failing = std::thread::spawn(move || drop(shared.fail(Error::internal("lost"))));
+    wait_for(|| group.is_being_told.load(Ordering::SeqCst));
+    let dropping = std::thread::spawn(move || drop(transport));
+    std::thread::sleep(Duration::from_millis(100));
+    drop(telling);
+    failing.join().unwrap();
+    dropping.join().unwrap();
+    wait_for(|| comm.exchange(&[], &[], Stream::DEFAULT).is_err());
     drop(held_up);
 }
 

@@ -52,7 +52,7 @@ __device__ void run(const HtCombineParams& params, const Scope& scope, const Par
     if (params.in_rows < needed) {
         // Rows are missing, and there is nothing else to return to the peers.
         if (blockIdx.x == 0 && threadIdx.x == 0) {
-            fail(common, FAULT_INPUT_ROWS, block.rank(), needed, params.in_rows);
+            fail(common, params.rows_fault, block.rank(), needed, params.in_rows);
         }
         return;
     }

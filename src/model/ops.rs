@@ -293,11 +293,12 @@ impl HtDispatch {
     }
 }
 
-/// Backward weights of an HT combine: `input [n, K]` of the expert rank to `output [T, K]` at home.
+/// Backward weights of an HT combine: `input [rows, K]` of the expert rank to `output [T, K]` at home.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WeightGradients {
     /// f32, as dispatch delivers weights: by ascending local expert; with zones one per slot.
     pub input: DevPtr,
+    pub rows: usize,
     /// f32, by ascending global expert, then zeros; or by k.
     pub output: DevPtr,
     /// Columns of both.

@@ -110,12 +110,11 @@ pub fn combine(facts: &GroupFacts, routing: &Routing, tensors: &CombineTensors<'
         .dims(2)?
         .size_is(0, routing.tokens, Extent::HandleTokens)?
         .row_is(1, row)?;
-    let rows = tokens.size(0);
     Ok(HtCombine {
         row,
-        expert_rows: Rows { data: tokens.data(ROW_ALIGN)?, rows },
+        expert_rows: Rows { data: tokens.data(ROW_ALIGN)?, rows: tokens.size(0) },
         out: out.data(ROW_ALIGN)?,
-        gradients: gradients(routing, tensors, rows)?,
+        gradients: gradients(routing, tensors, tokens)?,
         waits: None,
         launch: Launch::default(),
         way: HtWay::default(),
@@ -130,9 +129,10 @@ pub fn dispatch_holds(routing: &Routing, op: &HtDispatch, told: usize) -> Result
     holds(role, op.routing_out.map_or(usize::MAX, |out| out.rows), told)
 }
 
-/// The same for a combine of fewer rows than came here.
+/// The same for a combine of fewer rows, or gradients, than came here.
 pub fn combine_holds(op: &HtCombine, told: usize) -> Result<()> {
-    holds(Role::TokensIn, op.expert_rows.rows, told)
+    holds(Role::TokensIn, op.expert_rows.rows, told)?;
+    holds(Role::WeightsIn, op.gradients.map_or(usize::MAX, |gradients| gradients.rows), told)
 }
 
 fn holds(role: Role, rows: usize, told: usize) -> Result<()> {
@@ -143,16 +143,16 @@ fn holds(role: Role, rows: usize, told: usize) -> Result<()> {
     Err(refused.got(rows, format_args!("{told} or more")))
 }
 
-fn gradients(routing: &Routing, tensors: &CombineTensors<'_>, rows: usize) -> Result<Option<WeightGradients>> {
+fn gradients(routing: &Routing, tensors: &CombineTensors<'_>, of: Argument<'_>) -> Result<Option<WeightGradients>> {
     let Some(input) = Argument::optional(Role::WeightsIn, tensors.weights) else {
         return Ok(None); // An output without an input is ignored, as the reference does.
     };
     let HandleForm { keeps_ids, zones, .. } = routing.form;
-    let input = input.dims(if zones.is_some() { 1 } else { 2 })?.dtype_is(DType::Float32)?.size_is(
-        0,
-        rows,
-        Extent::RowsOf(Role::TokensIn),
-    )?;
+    let input = input.dims(if zones.is_some() { 1 } else { 2 })?.dtype_is(DType::Float32)?;
+    let input = match tensors.keeps_rest {
+        true => input,
+        false => input.size_is(0, of.size(0), Extent::RowsOf(Role::TokensIn))?,
+    };
     let input = match (keeps_ids, zones) {
         (_, Some(_)) => input,
         (true, None) => input.size_is(1, routing.top_k, Extent::HandleTopK)?,
@@ -167,5 +167,6 @@ fn gradients(routing: &Routing, tensors: &CombineTensors<'_>, rows: usize) -> Re
         .dtype_is(DType::Float32)?
         .size_is(0, routing.tokens, Extent::HandleTokens)?
         .size_is(1, top_k, Extent::ColumnsOf(Role::WeightsIn))?;
-    Ok(Some(WeightGradients { input: input.data(4)?, output: output.data(4)?, top_k, by_k: keeps_ids }))
+    let (input, rows) = (input.data(4)?, input.size(0));
+    Ok(Some(WeightGradients { input, rows, output: output.data(4)?, top_k, by_k: keeps_ids }))
 }

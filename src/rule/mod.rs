@@ -73,4 +73,6 @@ pub struct CombineTensors<'a> {
     pub out_scales: Option<&'a Tensor>,
     /// Gets the gradients of the weights.
     pub out_weights: Option<&'a Tensor>,
+    /// HT: whether rows and gradients may be more than came here, and either more than the other.
+    pub keeps_rest: bool,
 }

@@ -74,6 +74,7 @@ impl Lists {
             out_tokens: self.outputs.get(Tag::Tokens),
             out_scales: self.outputs.get(Tag::Scales),
             out_weights: self.outputs.get(Tag::TopkWeights),
+            keeps_rest: false,
         }
     }
 }

@@ -3,7 +3,7 @@
 
 use crate::objects::{Handle, Layout, on_handle};
 use crate::read::{self, NO_SCALES, is_backward, known};
-use crate::tensor::{self, absent, first, leading, rows};
+use crate::tensor::{self, absent, leading, rows};
 use crate::texts::not_served;
 use crate::types::{
     cudaStream_t, ncclEpCombQuant_t, ncclEpCombineConfig_t, ncclEpCombineInputs_t, ncclEpCombineOutputs_t,
@@ -120,31 +120,30 @@ unsafe fn combine(
     let weights = has_weights.then(|| required("outputs.topk_weights", outputs.topk_weights)).transpose()?;
     let (token_weights, gradients) = if is_backward { (None, weights) } else { (weights, None) };
     let tokens = if is_ll { leading("inputs.tokens", &tokens, handle.parts())? } else { tokens };
-    let (tokens, gradients_in) = same_rows(tokens, gradients_in)?;
+    if let Some(gradients) = &gradients_in {
+        both_or_neither(&tokens, gradients)?;
+    }
     let tensors = CombineTensors {
         tokens: Some(&tokens),
         weights: gradients_in.as_ref(),
         token_weights: token_weights.as_ref(),
         out_tokens: Some(&out),
         out_weights: gradients.as_ref(),
+        keeps_rest: true,
         ..CombineTensors::default()
     };
     let staged = is_ll && config.is_some_and(|config| config.send_only != 0);
     handle.core.combine(&tensors, staged, stream)
 }
 
-/// Checks that there are as many gradients as rows.
-fn same_rows(tokens: Tensor, weights: Option<Tensor>) -> Result<(Tensor, Option<Tensor>)> {
-    let Some(weights) = weights else {
-        return Ok((tokens, None));
-    };
-    let (left, right) = (rows(&tokens), rows(&weights));
-    if (left == 0) != (right == 0) {
-        let rule = "must be 0 with inputs.tokens, or not with it";
-        return Err(refuse::argument("inputs.topk_weights.sizes[0]", rule).got(right, "both of them empty, or none"));
+/// Checks that rows and their gradients are both empty, or neither is.
+fn both_or_neither(tokens: &Tensor, gradients: &Tensor) -> Result<()> {
+    if (rows(tokens) == 0) == (rows(gradients) == 0) {
+        return Ok(());
     }
-    let both = left.min(right);
-    Ok((first(&tokens, both), Some(first(&weights, both))))
+    let rule = "must be 0 with inputs.tokens, or not with it";
+    let refused = refuse::argument("inputs.topk_weights.sizes[0]", rule);
+    Err(refused.got(rows(gradients), "both of them empty, or none"))
 }
 
 /// Enqueues the receive phase of the handle's staged operation on `stream`. It runs after the send phase, even if that

@@ -260,6 +260,12 @@ EP_TEST(rows_that_come_are_counted_before_a_dispatch) {
         CHECK_REFUSED(run_combine(&run, pass), ncclInvalidUsage,
                       "inputs.tokens.sizes[0]: must hold all tokens that this rank receives");
         run.rows = run.received;
+        Call call;
+        call_set(&call, &run, NCCL_EP_BWD_PASS);
+        call.views[kGradientsIn].sizes[0] = run.received - 1;
+        CHECK_REFUSED(ncclEpCombine(run.handle, &call.combine_inputs, &call.combine_outputs, &call.combine_config,
+                                    env->stream), ncclInvalidUsage,
+                      "inputs.topk_weights.sizes[0]: must hold all tokens that this rank receives");
     }
     EP_CHECK_NCCL(run_combine(&run, pass));
     run_check_combine(&run, pass);

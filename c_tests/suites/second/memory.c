@@ -104,11 +104,14 @@ static void expect_too_few(const EpEnv* env, unsigned tensor, const char* words)
     run_open(&run, env, NULL, &test, 755);
     run_route(&run);
     run_move(&run);
-    call_set(&call, &run, NCCL_EP_FWD_PASS);
-    if (is_short) call.views[tensor].sizes[0] -= 1;
+    const bool combines = tensor == kResults || tensor == kGradientsIn;
+    call_set(&call, &run, combines ? NCCL_EP_BWD_PASS : NCCL_EP_FWD_PASS);
+    if (is_short) call.views[tensor].sizes[0] = run.received - 1;
     // The others may have heard of it by then.
     const ncclResult_t result =
-        ncclEpDispatch(run.handle, &call.inputs, &call.outputs, &call.info, &call.config, env->stream);
+        combines ? ncclEpCombine(run.handle, &call.combine_inputs, &call.combine_outputs, &call.combine_config,
+                                 env->stream)
+                 : ncclEpDispatch(run.handle, &call.inputs, &call.outputs, &call.info, &call.config, env->stream);
     EP_CHECK(result == ncclSuccess || (!is_short && result == ncclRemoteError));
     ep_sync(env);
     forget_lines();
@@ -123,6 +126,8 @@ EP_TEST(the_tensor_that_is_too_short_is_named) {
     expect_too_few(env, kReceived, "outputs.tokens.sizes[0]: must hold all tokens that this rank receives");
     expect_too_few(env, kWeightsOut, "outputs.topk_weights.sizes[0]: must hold all tokens that this rank receives");
     expect_too_few(env, kScalesOut, "outputs.scales.sizes[0]: must hold all tokens that this rank receives");
+    expect_too_few(env, kResults, "inputs.tokens.sizes[0]: must hold all tokens that this rank receives");
+    expect_too_few(env, kGradientsIn, "inputs.topk_weights.sizes[0]: must hold all tokens that this rank receives");
 }
 
 // Where the stream has not come to the memory for long, the operation finds out what comes.

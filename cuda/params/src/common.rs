@@ -60,7 +60,8 @@ macro_rules! from_raw {
 
 from_raw! {
     Fault: None Timeout Differs PeerFailed TokenRows RoutingRows InputRows Disagreed StagedDiffers
-        HandleDiffers RailPeerFailed ScaleRows ExpertRows ForeignState WeightRows;
+        HandleDiffers RailPeerFailed ScaleRows ExpertRows ForeignState WeightRows
+        GradientRows;
     KernelOp: PeerSelftest LlDispatch LlCombine HtRoute HtDispatch HtCombine;
     Wait: Pattern Counts Entry Row Weight Begin Ack Credit StreamedRow;
 }
@@ -138,6 +139,8 @@ pub enum Fault {
     ForeignState = 14,
     /// Rows by expert: fewer outputs for weights, `got`, than slots, `expected`.
     WeightRows = 15,
+    /// As `InputRows`, of gradients.
+    GradientRows = 16,
 }
 
 /// What waits on the device; `FaultReport::op`.

@@ -2,7 +2,7 @@
 
 use core::ffi::c_void;
 
-use crate::common::{MAX_PEERS, PeerTable, ScaledRows, WaitParams};
+use crate::common::{Fault, MAX_PEERS, PeerTable, ScaledRows, WaitParams};
 
 /// Most experts that a token can name in HT: one lane of a warp for each.
 pub const HT_MAX_TOP_K: u32 = 32;
@@ -310,8 +310,10 @@ pub struct HtCombineParams {
     pub out_gradients: *mut f32,
     /// `[ranks]`, or NULL: gets the nanoseconds of waiting for each rank added.
     pub waits: *mut u64,
-    /// Rows of `rows`.
+    /// Rows of `rows` and `gradients` that are there.
     pub in_rows: u32,
+    /// What to report if they are too few.
+    pub rows_fault: Fault,
     /// Columns of both gradients.
     pub columns: u32,
 }

@@ -121,6 +121,7 @@ impl Faults for FaultPage {
             Some(Fault::RoutingRows) => self.too_few_rows(Role::IdsOut, &report),
             Some(Fault::WeightRows) => self.too_few_rows(Role::WeightsOut, &report),
             Some(Fault::InputRows) => self.too_few_rows(Role::TokensIn, &report),
+            Some(Fault::GradientRows) => self.too_few_rows(Role::WeightsIn, &report),
             Some(Fault::ExpertRows) => repeated_ids(&report),
             Some(Fault::ForeignState) => foreign_state(report.what, report.got, report.expected),
             _ => (self.of_mode)(&report).unwrap_or_else(|| self.lateness(&report)),

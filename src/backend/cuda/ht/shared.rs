@@ -12,7 +12,7 @@ use crate::backend::cuda::ht::grid::DeviceLimits;
 use crate::backend::cuda::ht::plan::{HandleGrids, HtLaunch, HtPlan};
 use crate::backend::cuda::kernels::{Line, to_u32};
 use crate::backend::cuda::order::Order;
-use crate::backend::cuda::params::common::{KernelOp, ScaledRows, Scales};
+use crate::backend::cuda::params::common::{Fault, KernelOp, ScaledRows, Scales};
 use crate::backend::cuda::params::ht::{
     HtCast, HtCombineParams, HtCommon, HtDispatchParams, HtHandleMemory, HtLayout, HtScaledRows, HtSequences, HtShape,
 };
@@ -237,6 +237,7 @@ impl Outputs {
 // Inlined for the same reason.
 #[inline]
 pub fn combine_params(op: &HtCombine, common: HtCommon, out: &Outputs) -> HtCombineParams {
+    let (in_rows, rows_fault) = given_rows(op);
     HtCombineParams {
         common,
         rows: op.expert_rows.data.0 as *const u8,
@@ -244,8 +245,18 @@ pub fn combine_params(op: &HtCombine, common: HtCommon, out: &Outputs) -> HtComb
         out: out.rows as *mut u8,
         out_gradients: out.gradients as *mut f32,
         waits: op.waits.unwrap_or_default().0 as *mut u64,
-        in_rows: saturated(op.expert_rows.rows),
+        in_rows,
+        rows_fault,
         columns: saturated(op.gradients.map_or(0, |it| it.top_k)),
+    }
+}
+
+/// The rows of a combine that have gradients, if it has those, and what kernels report if they are too few.
+fn given_rows(op: &HtCombine) -> (u32, Fault) {
+    let rows = op.expert_rows.rows;
+    match op.gradients {
+        Some(gradients) if gradients.rows < rows => (saturated(gradients.rows), Fault::GradientRows),
+        _ => (saturated(rows), Fault::InputRows),
     }
 }
 

@@ -17,6 +17,7 @@ use crate::model::ops::{HtCombine, WeightGradients};
 impl Routed {
     pub(super) fn send_results(&self, op: &HtCombine, epoch: u64) -> Result<()> {
         self.check_capacity(Role::TokensIn, op.expert_rows.rows)?;
+        self.check_capacity(Role::WeightsIn, op.gradients.map_or(usize::MAX, |gradients| gradients.rows))?;
         let rows = self.map.received();
         let mut message = self.fingerprint(Operation::HtCombine, op.row.into()).message();
         message.number(rows);
@@ -55,8 +56,8 @@ impl Routed {
         }
         message.bytes(sums);
         let Some(gradients) = op.gradients else { return Ok(()) };
-        // SAFETY: as above, `[n]` of f32.
-        let input = unsafe { bytes(gradients.input, slots * 4) };
+        // SAFETY: as above, `[rows]` of f32.
+        let input = unsafe { bytes(gradients.input, gradients.rows * 4) };
         let mut all = Vec::new();
         for index in 0..self.map.received() {
             let first = all.len();

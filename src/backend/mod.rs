@@ -21,7 +21,7 @@ use crate::backend::objects::GroupObjects;
 use crate::error::refusal::{OfSettings, OfTensor, Role, Setting, Subject};
 use crate::error::{Code, Error, Result};
 use crate::model::group::{ByMode, GroupFacts};
-use crate::model::handle_state::{COMPARED_WORDS, GivenBlock, HEADER_WORDS, HandleHome, word_name};
+use crate::model::handle_state::{COMPARED_WORDS, GivenBlock, HEADER_WORDS, HandleHome, shown};
 use crate::model::ops::{
     HandleForm, HtCombine, HtDispatch, LlDispatch, LlOp, Routing, RoutingCounters, StagedSlot, Stream, ViewBank,
 };
@@ -139,11 +139,7 @@ pub fn check_header(words: &[u32], expected: &[u32; HEADER_WORDS]) -> Result<()>
 /// `word` of its header is `got`.
 pub fn foreign_state(word: u32, got: u32, expected: u32) -> Error {
     let text = "the handle's memory holds no routing of a handle like this one";
-    let shown = |value: u32| match word_name(word) {
-        Some(name) => format!("{name} {value}"),
-        None => format!("word {word} {value:#x}"),
-    };
-    Error::new(Code::InvalidUsage, text).got(shown(got), shown(expected))
+    Error::new(Code::InvalidUsage, text).got(shown(word, got), shown(word, expected))
 }
 
 /// The refusal of a tensor that has `got` of the `needed` rows: silently dropping tokens would be worse. Tensors that

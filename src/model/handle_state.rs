@@ -207,17 +207,20 @@ const KEPT_IDS: u32 = 1 << 8;
 /// Lowest bit, in the same word, of the zones' alignment.
 const ALIGNMENT_SHIFT: u32 = 16;
 
-/// What word `word` of a header tells, if it is a number that callers know.
-pub fn word_name(word: u32) -> Option<&'static str> {
-    match word {
-        4 => Some("ranks"),
-        5 => Some("rank"),
-        6 => Some("local experts"),
-        7 => Some("most tokens"),
-        8 => Some("tokens"),
-        9 => Some("ids per token"),
-        _ => None,
-    }
+/// What word `word` of a header tells if it is `value`, in the terms of callers where they know it.
+pub fn shown(word: u32, value: u32) -> String {
+    let name = match word {
+        3 => return format!("layout {}", LAYOUTS.get(value as usize).unwrap_or(&"unknown")),
+        4 => "ranks",
+        5 => "rank",
+        6 => "local experts",
+        7 => "most tokens",
+        8 => "tokens",
+        9 => "ids per token",
+        10 => return ids_shown(value),
+        _ => return format!("word {word} {value:#x}"),
+    };
+    format!("{name} {value}")
 }
 
 /// `header` with another layout: each LL dispatch chooses its own.
@@ -225,6 +228,9 @@ pub fn with_layout(mut header: [u32; HEADER_WORDS], layout: Layout) -> [u32; HEA
     header[LAYOUT_WORD] = layout_number(layout);
     header
 }
+
+/// By their numbers.
+const LAYOUTS: [&str; 4] = ["unknown", "expert-major", "rank-major", "flat"];
 
 const fn layout_number(layout: Layout) -> u32 {
     match layout {
@@ -242,6 +248,16 @@ fn word_of_ids(routing: &Routing) -> u32 {
     };
     let zones = routing.form.zones;
     ids | zones.map_or(0, |zones| zones.alignment.ilog2() + 1) << ALIGNMENT_SHIFT
+}
+
+/// What [`word_of_ids`] made.
+fn ids_shown(word: u32) -> String {
+    let kept = if word & KEPT_IDS == 0 { "" } else { "kept " };
+    let ids = format!("{kept}ids of {} bits", word % KEPT_IDS * u8::BITS);
+    match (word >> ALIGNMENT_SHIFT).checked_sub(1) {
+        None => ids,
+        Some(log) => format!("{ids} in zones aligned to {}", 1_u64.checked_shl(log).unwrap_or(0)),
+    }
 }
 
 /// The header of a block with routing `number`, or 0. The number of rows is not filled in.

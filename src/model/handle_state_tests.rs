@@ -1,5 +1,6 @@
 use super::*;
 use crate::model::ids::GroupRank;
+use crate::model::ops::Zones;
 
 fn form(keeps_ids: bool) -> HandleForm {
     HandleForm { keeps_ids, ..HandleForm::default() }
@@ -71,4 +72,22 @@ fn headers_differ_where_blocks_do() {
     // The block does not depend on where the ids were.
     let elsewhere = Routing { ids: DevPtr(128), ..routing };
     assert_eq!(of(&facts, &elsewhere), of(&facts, &routing));
+}
+
+#[test]
+fn words_are_shown_as_callers_know_them() {
+    let zones = |alignment| Some(Zones { alignment, most_slots: None });
+    let shown_of = |width, form| {
+        let routing = Routing { ids: DevPtr(64), width, tokens: 5, top_k: 8, form };
+        let header = header(&facts(Algorithm::HighThroughput, Some(16)), &routing, 0);
+        shown(10, header[10])
+    };
+    assert_eq!(shown_of(IntWidth::Bits32, form(false)), "ids of 32 bits");
+    let kept = "kept ids of 64 bits";
+    assert_eq!(shown_of(IntWidth::Bits32, form(true)), kept);
+    for alignment in [1, 128] {
+        let form = HandleForm { zones: zones(alignment), ..form(true) };
+        assert_eq!(shown_of(IntWidth::Bits32, form), format!("{kept} in zones aligned to {alignment}"));
+    }
+    assert_eq!([shown(8, 4), shown(3, 2), shown(0, 0)], ["tokens 4", "layout rank-major", "word 0 0x0"]);
 }

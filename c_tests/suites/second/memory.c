@@ -190,7 +190,7 @@ EP_TEST(choices_are_made_for_memory_of_others) {
 }
 
 // What is in memory that holds no routing of such a handle.
-typedef enum { kNoRouting, kFewerTokens, kDamagedNumbers } Foreign;
+typedef enum { kNoRouting, kFewerTokens, kOtherAlignment, kDamagedNumbers } Foreign;
 
 // Over nodes the numbers that the host has of a handle lie behind the header of 20 words and two more.
 static void damage_numbers(Run* run) {
@@ -210,6 +210,7 @@ static void expect_foreign(const EpEnv* env, Case test, Foreign foreign) {
     is_routed ? run_route(&run) : run_init(&run);
     ep_sync(env);
     ep_barrier();  // a failure also ends a routing that is still under way
+    if (foreign == kOtherAlignment) test.alignment *= 2;
     if (is_routed) run_move(&run);
     if (foreign == kDamagedNumbers) damage_numbers(&run);
     run.num_tokens -= fewer;
@@ -219,9 +220,11 @@ static void expect_foreign(const EpEnv* env, Case test, Foreign foreign) {
     EP_CHECK_CUDA(cudaStreamSynchronize(env->stream));
     ep_barrier();
     forget_lines();
-    CHECK_REFUSED(run_combine(&run, NCCL_EP_FWD_PASS), ncclInvalidUsage,
-                  foreign == kFewerTokens ? "holds no routing of a handle like this one (got tokens "
-                                          : "holds no routing of a handle like this one (got word ");
+    const char* words[] = {[kNoRouting] = "holds no routing of a handle like this one (got word ",
+                           [kFewerTokens] = "holds no routing of a handle like this one (got tokens ",
+                           [kOtherAlignment] = "(got kept ids of 64 bits in zones aligned to 4, expected ",
+                           [kDamagedNumbers] = "holds no routing of a handle like this one (got word "};
+    CHECK_REFUSED(run_combine(&run, NCCL_EP_FWD_PASS), ncclInvalidUsage, words[foreign]);
     run.num_tokens += fewer;
     run_end_handle(&run);
     (void)ncclEpGroupDestroy(run.own_group);  // it may tell of the failure
@@ -231,6 +234,12 @@ static void expect_foreign(const EpEnv* env, Case test, Foreign foreign) {
 
 EP_TEST(memory_without_a_routing_is_not_followed) { expect_foreign(env, kSmallHt, kNoRouting); }
 EP_TEST(memory_with_other_tokens_is_not_followed) { expect_foreign(env, kSmallHt, kFewerTokens); }
+EP_TEST(memory_of_another_alignment_is_not_followed) {
+    Case test = kSmallHt;
+    test.kind = kHtZones;
+    test.alignment = 4;
+    expect_foreign(env, test, kOtherAlignment);
+}
 EP_TEST(memory_with_damaged_numbers_is_not_followed) {
     if (ep_num_nodes() > 1 && !ep_on_host_backend()) expect_foreign(env, kSmallHt, kDamagedNumbers);
 }

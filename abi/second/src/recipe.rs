@@ -98,13 +98,13 @@ unsafe fn forward(
     }
     // SAFETY: this function's contract.
     let (given, out) = unsafe {
+        if group.session.facts().algorithm == Algorithm::HighThroughput {
+            same_memory(outputs)?;
+        }
         let (_, from) = forwarded(group, "inputs.tokens", inputs.tokens, false)?;
         let (_, to) = forwarded(group, "outputs.tokens", outputs.tokens, false)?;
         let (given, _) = forwarded(group, "inputs.scales", inputs.scales, true)?;
         let (out, _) = forwarded(group, "outputs.scales", outputs.scales, true)?;
-        if group.session.facts().algorithm == Algorithm::HighThroughput {
-            same_memory(outputs)?;
-        }
         // The core does not tell float4x2 from uint8.
         if from != to {
             let error = refuse::argument("outputs.tokens.datatype", "must be the type of inputs.tokens");
@@ -115,7 +115,7 @@ unsafe fn forward(
     Ok(Scales { given: Some(given), out: Some(out), round })
 }
 
-/// Refuses rows in a window with scales outside, or vice versa.
+/// Refuses rows in a window with scales outside, or vice versa. A tensor with an address is outside.
 ///
 /// # Safety
 /// As of [`Recipe::scales`].
@@ -124,7 +124,7 @@ unsafe fn same_memory(outputs: &ncclEpDispatchOutputs_t) -> Result<()> {
     let (rows, scales) = unsafe {
         (read::required("outputs.tokens", outputs.tokens)?, read::required("outputs.scales", outputs.scales)?)
     };
-    let is_windowed = |it: &ncclEpTensor_t| !it.win_hdl.is_null();
+    let is_windowed = |it: &ncclEpTensor_t| it.data.is_null() && !it.win_hdl.is_null();
     if is_windowed(&rows) == is_windowed(&scales) {
         return Ok(());
     }

@@ -186,9 +186,11 @@ EP_TEST(forwarded_scales_are_checked) {
 #define SCALED                                                                                     \
     it.config.quant_recipe = NCCL_EP_DISP_QUANT_FWD, it.inputs.scales = &it.views[kScales].tensor, \
     it.outputs.scales = &it.views[kScalesOut].tensor
-    REFUSED(dispatch, (SCALED, it.views[kScalesOut].tensor.win_hdl = (ncclWindow_t)16), no,
+    REFUSED(dispatch, (SCALED, it.views[kScalesOut].tensor.data = NULL,
+                       it.views[kScalesOut].tensor.win_hdl = (ncclWindow_t)16), no,
             "outputs.scales.win_hdl: must be a window with outputs.tokens");
-    REFUSED(dispatch, (SCALED), no, "max_token_bytes");
+    // With an address the window does not count.
+    REFUSED(dispatch, (SCALED, it.views[kScalesOut].tensor.win_hdl = (ncclWindow_t)16), no, "max_token_bytes");
     REFUSED(dispatch, (SCALED, it.views[kTokens].tensor.datatype = ncclFloat4x2,
                        it.views[kReceived].tensor.datatype = ncclFloat8e4m3), no,
             "outputs.tokens.datatype: must be the type of inputs.tokens (got float8e4m3, expected float4x2)");

@@ -194,6 +194,21 @@ def test_tuning_end_to_end(rank, size, device, monkeypatch, tmp_path, algorithm)
             assert bool((received.tokens[:3 * size if rank == 0 else 0] == 1).all())
 
 
+def test_other_rows_are_compared_with_what_they_get_otherwise(size, tmp_path, monkeypatch):
+    """A group with the file runs them as plain rows where it has nothing for them."""
+    plain = {"operation": "ll_dispatch", "tokens": 1, "blocks": 1, "send_blocks": 1, "threads": 256}
+    seen = []
+
+    def found(group, work, *_):
+        seen.append((work[2], json.loads(pathlib.Path(os.environ[VARIABLE]).read_text())["entries"]))
+        return [{**plain, "row_bytes": 128, "layout": work[2].layout}]
+
+    monkeypatch.setattr(search, "search", found)
+    shape = nccl_ep.MoeShape(num_experts=size, hidden=64, top_k=1, max_tokens_per_rank=1)
+    nccl_ep.tune(tmp_path / "times.json", shape, rows=(Rows(layout="rank"), Rows()), progress=False)
+    assert seen == [(Rows(), []), (Rows(layout="rank"), [plain])]
+
+
 def test_files_are_merged(tmp_path):
     """For several GPUs and numbers of ranks; of entries for the same the later counts."""
     def written(name, gpu, ranks, *blocks):

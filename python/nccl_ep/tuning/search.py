@@ -62,7 +62,8 @@ def tune(path: str | os.PathLike[str], shape: MoeShape, *,
     all ranks raise OSError, before anything is measured where possible.
     """
     names = _checked(algorithms, shape)
-    all_rows = [rows] if isinstance(rows, Rows) else list(rows)
+    # Plain ones first: what was found for them holds for all others that have nothing better.
+    all_rows = [rows] if isinstance(rows, Rows) else sorted(rows, key=lambda each: each != Rows())
     num_sms, repetitions = integer("num_sms", num_sms), integer("repetitions", repetitions, 1)
     if not isinstance(process_group, ncclComm_t):
         require_group("process_group", process_group)
@@ -76,7 +77,8 @@ def tune(path: str | os.PathLike[str], shape: MoeShape, *,
         shapes = candidates(algorithm, multiprocessors, num_sms)
         for each in filter(lambda each: each.exist_in(algorithm), all_rows):
             pairs = tried(algorithm, shapes, each, exact and shape.top_k <= ranks.size)
-            with _measured_group(shape, algorithm, each, ranks.comm) as group:
+            known = document(gpu, ranks.size, [entry for entry in entries if "row_bytes" not in entry])
+            with in_force(known), _measured_group(shape, algorithm, each, ranks.comm) as group:
                 bar = Progress(ranks.rank == 0 and progress, algorithm, len(pairs))
                 found = search(group, (sizes, shape.top_k, each), pairs, repetitions, bar)
             entries += map(without_conditions, found) if each == Rows() else found
@@ -88,12 +90,12 @@ def tune(path: str | os.PathLike[str], shape: MoeShape, *,
 
 @contextlib.contextmanager
 def _measured_group(shape: MoeShape, algorithm: Algorithm, rows: Rows, comm: Any) -> Iterator[EpGroup[Any]]:
-    """A group for such rows, which knows no tuning file."""
+    """A group for such rows."""
     sizes = sizes_up_to(shape.max_tokens_per_rank)
     # Without a bound a handle knows its rows, so no time is spent on zeros for unused ones.
     bound = NCCL_EP_AUTO if algorithm == "ht" else sizes[-1]
-    with in_force(None), EpGroup(shape.num_experts, shape.hidden, algorithm=algorithm, max_tokens_per_rank=bound,
-                                 dtype=shape.dtype, comm=comm) as group:
+    with EpGroup(shape.num_experts, shape.hidden, algorithm=algorithm, max_tokens_per_rank=bound, dtype=shape.dtype,
+                 comm=comm) as group:
         if rows.memory == "symmetric":
             row = shape.hidden * shape.dtype.itemsize
             group.heap((2 * group.world_size * sizes[-1] + 64) * row + (1 << 20))

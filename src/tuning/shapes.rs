@@ -1,7 +1,7 @@
 //! Launch shapes of a tuning file for plain rows.
 //!
-//! Handles put them into their plans, which also serve ranks with more tokens, several nodes, and casts: so these are
-//! no [choices](super::Learned), which calls follow as they are.
+//! Handles put them into their plans, which also serve ranks with more tokens, for which they grow, several nodes, and
+//! casts: so these are no [choices](super::Learned), which calls follow as they are.
 
 use super::file::{number, shape, string};
 use super::variant::{Choice, Operation};

@@ -29,6 +29,7 @@ pub struct TestDevice {
     /// Whether there is a graph with an operation.
     has_graph: Arc<AtomicBool>,
     is_replayed: Arc<AtomicBool>,
+    are_broken: Arc<AtomicBool>,
     context: u64,
     enter: Option<fn() -> EnteredDevice>,
 }
@@ -87,6 +88,15 @@ impl TestDevice {
         }
     }
 
+    /// Whether marks are in error from now on, as on a broken device.
+    pub fn break_marks(&self, are_broken: bool) {
+        self.are_broken.store(are_broken, Ordering::Relaxed);
+    }
+
+    fn check_marks(&self) -> Result<()> {
+        if self.are_broken.load(Ordering::Relaxed) { Err(Error::internal("it is broken")) } else { Ok(()) }
+    }
+
     /// The destinations of copies, in order.
     pub fn uploads(&self) -> Vec<DevPtr> {
         self.uploads.lock().clone()
@@ -104,6 +114,7 @@ impl StreamMark for Mark {
             return Ok(false);
         }
         let device = &self.device;
+        device.check_marks()?;
         if device.recorded.load(Ordering::Relaxed) == device.room.load(Ordering::Relaxed) {
             device.is_waiting.store(true, Ordering::Relaxed);
             drop(device.full.lock());
@@ -113,6 +124,7 @@ impl StreamMark for Mark {
     }
 
     fn is_over(&self) -> Result<bool> {
+        self.device.check_marks()?;
         Ok(self.place <= self.device.passed.load(Ordering::Relaxed))
     }
 }

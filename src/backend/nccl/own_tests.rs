@@ -177,6 +177,12 @@ pub fn third_of_three(calls: usize) -> OwnCommunicator {
     communicator(complete())
 }
 
+/// The same, with an asynchronous error.
+pub fn third_with_an_error() -> OwnCommunicator {
+    let (functions, own) = complete();
+    communicator((functions, OwnFunctions { ncclCommGetAsyncError: ask::<6>, ..own }))
+}
+
 fn communicator(functions: (Functions, OwnFunctions)) -> OwnCommunicator {
     at((3, 2), functions)
 }
@@ -270,8 +276,7 @@ fn an_aborted_communicator_is_freed_when_it_may_be() {
 
 #[test]
 fn an_asynchronous_error_is_given_until_the_end() {
-    let (functions, own) = complete();
-    let comm = communicator((functions, OwnFunctions { ncclCommGetAsyncError: ask::<6>, ..own }));
+    let comm = third_with_an_error();
     assert_eq!(comm.asynchronous_error().unwrap().code(), Code::RemoteError);
     comm.abort(|| true);
     assert_eq!(comm.asynchronous_error(), None);

@@ -193,6 +193,11 @@ mod tests {
     }
 
     #[test]
+    fn the_device_rests_less_than_others_wait() {
+        assert_eq!([MINUTE, 2 * NOTICED_AFTER].map(at_rest), [MOST_AT_REST, NOTICED_AFTER]);
+    }
+
+    #[test]
     fn on_a_busy_device_it_is_given_back() {
         let (comm, _, has_ended) = ended(Attempt::Busy);
         assert!(!has_ended && !comm.wait_for_end(Duration::ZERO));
@@ -230,6 +235,7 @@ mod tests {
         let dropped = untaken(&device);
         let comm = Arc::clone(&dropped.comm);
         drop(dropped);
+        assert!(!comm.wait_for_end(NOTICED_AFTER / 2), "NCCL has not noticed the abort");
         assert!(comm.wait_for_end(MINUTE));
         let taken = untaken(&device).take();
         assert!(!taken.wait_for_end(NOTICED_AFTER + 3 * LONG_PAUSE));

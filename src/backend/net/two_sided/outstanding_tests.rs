@@ -52,6 +52,22 @@ fn time_counts_for_the_first_since_it_runs() {
     assert_eq!(late(100), None);
     assert_eq!(outstanding.recent(), recent(false));
     assert_eq!(outstanding.are_over(), Ok(true));
+    // Marks are used again, times are not.
+    enqueue(&outstanding, &device, &[1]);
+    device.pass(1);
+    assert_eq!(late(200), None);
+}
+
+#[test]
+fn those_that_have_ended_are_passed_over_at_once() {
+    let (device, outstanding) = (TestDevice::default(), Outstanding::default());
+    for _ in 0..3 {
+        enqueue(&outstanding, &device, &[1]);
+    }
+    device.pass(5);
+    let start = Instant::now();
+    assert_eq!(outstanding.late(start, SECOND), Ok(None));
+    assert_eq!(outstanding.late(start + 2 * SECOND, SECOND).unwrap().unwrap().operation.number, 2);
 }
 
 #[test]
@@ -99,10 +115,13 @@ fn marks_are_used_again() {
 fn what_was_withdrawn_or_captured_is_not_waited_for() {
     let device = TestDevice::default();
     let outstanding = device.outstanding();
-    outstanding.withdraw(begin(&outstanding, &device, &[1], Stream::DEFAULT));
+    let withdrawn = begin(&outstanding, &device, &[3, 1, 3], Stream::DEFAULT);
+    assert_eq!(outstanding.withdraw(withdrawn), [3, 1].map(GroupRank::new));
     assert_eq!(outstanding.are_over(), Ok(true));
     assert!(!outstanding.are_in_graphs());
     let captured = Stream(CAPTURED);
+    let withdrawn = begin(&outstanding, &device, &[2], captured);
+    assert_eq!(outstanding.withdraw(withdrawn), [GroupRank::new(2)]);
     let operation = begin(&outstanding, &device, &[1], captured);
     outstanding.enqueued(operation, captured).unwrap();
     assert_eq!(outstanding.are_over(), Ok(true));
@@ -130,6 +149,21 @@ fn a_device_is_quiescent_when_all_is_over() {
     assert!(is_idle(Graphs::DoNotCount));
     device.destroy_graph();
     assert!(is_idle(Graphs::Count));
+    enqueue(&outstanding, &device, &[1]);
+    assert!(!is_idle(Graphs::Count));
+    device.break_marks(true);
+    assert!(is_idle(Graphs::Count), "nothing runs there any more");
+}
+
+#[test]
+fn one_whose_end_has_no_mark_is_not_over() {
+    let (device, outstanding) = (TestDevice::default(), Outstanding::default());
+    let operation = begin(&outstanding, &device, &[1], Stream::DEFAULT);
+    device.break_marks(true);
+    assert!(outstanding.enqueued(operation, Stream::DEFAULT).is_err());
+    device.break_marks(false);
+    device.pass(1);
+    assert_eq!(outstanding.are_over(), Ok(false));
 }
 
 /// The result of `ask` while another thread enqueues an operation on a stream with `room` for marks.

@@ -6,10 +6,12 @@ use crate::backend::device::tests::{CAPTURED, TestDevice};
 use crate::backend::nccl::own;
 use crate::backend::net::two_sided::members::tests::members;
 use crate::backend::net::two_sided::spare::Offer;
+use crate::backend::quiescence::Attempt;
 use crate::model::tensor::DevPtr;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 const LABEL: Label = Label { what: "test", number: 0 };
+const MESSAGE: Message = Message { peer: GroupRank::new(0), data: DevPtr(4096), bytes: 64 };
 /// More than are ever under way before a call collects ended ones.
 const CALLS: usize = 1000;
 
@@ -43,16 +45,20 @@ fn transport(nodes: &str, device: &TestDevice) -> NcclTransport {
 }
 
 fn transport_of(group: Arc<Group>, nodes: &str, device: &TestDevice) -> NcclTransport {
+    transport_within(Duration::from_secs(60), group, nodes, device)
+}
+
+fn transport_within(timeout: Duration, group: Arc<Group>, nodes: &str, device: &TestDevice) -> NcclTransport {
     let outstanding = device.outstanding();
     let device: Arc<dyn Device> = Arc::new(device.clone());
     let members = members(nodes, 2);
     let comm = Untaken::new(Arc::new(own::tests::third_of_three(20 * CALLS)), Arc::clone(&device));
-    NcclTransport::new(members, comm, device, outstanding, Duration::from_secs(60), group).unwrap()
+    NcclTransport::new(members, comm, device, outstanding, timeout, group).unwrap()
 }
 
 /// Makes `CALLS` calls whose operations run at once; returns how often memory was allocated or freed.
 fn call(transport: &NcclTransport, device: &TestDevice) -> usize {
-    let message = |&peer: &GroupRank| Message { peer, data: DevPtr(4096), bytes: 64 };
+    let message = |&peer: &GroupRank| Message { peer, ..MESSAGE };
     let view = &transport.shared.members.view;
     let sends: Vec<_> = view.rail_peers.iter().map(message).collect();
     let receives: Vec<_> = view.remote().iter().map(message).collect();
@@ -100,6 +106,17 @@ fn wait_for(is_so: impl Fn() -> bool) {
     }
 }
 
+/// If they do not end in time, it is ended with them instead of being kept.
+#[test]
+fn its_end_waits_for_its_operations() {
+    let device = TestDevice::of_context(207);
+    let transport = transport_within(Duration::from_millis(300), Arc::default(), "abc", &device);
+    transport.exchange(LABEL, &[MESSAGE], &[], Stream::DEFAULT).unwrap();
+    let comm = Arc::clone(&transport.shared.comm);
+    drop(transport);
+    assert!(Offer::new(&device, comm.place()).take(comm.tag).is_none());
+}
+
 /// The watchdog looks only while somebody holds it.
 #[test]
 fn one_that_has_failed_ends_though_it_is_dropped_before_the_device_is_told() {
@@ -108,10 +125,16 @@ fn one_that_has_failed_ends_though_it_is_dropped_before_the_device_is_told() {
     let held_up = group.held_up.lock();
     let transport = transport_of(Arc::clone(&group), "abc", &device);
     let comm = Arc::clone(&transport.shared.comm);
+    let operations = Arc::downgrade(&transport.shared.outstanding);
+    device.let_attempts_be(Attempt::Busy);
     Transport::fail(&transport, &Error::internal("lost"));
     drop(transport);
     wait_for(|| comm.exchange(&[], &[], Stream::DEFAULT).is_err());
     drop(held_up);
+    // They count as under way until it is freed.
+    assert!(operations.upgrade().is_some());
+    device.let_attempts_be(Attempt::Done);
+    wait_for(|| operations.upgrade().is_none());
 }
 
 #[test]
@@ -149,8 +172,7 @@ fn a_late_look_of_the_watchdog_does_not_end_what_is_kept() {
 fn graphs_count_that_outlive_their_group() {
     let device = TestDevice::of_context(203);
     let transport = transport("abc", &device);
-    let message = Message { peer: GroupRank::new(0), data: DevPtr(4096), bytes: 64 };
-    transport.exchange(LABEL, &[message], &[], Stream(CAPTURED)).unwrap();
+    transport.exchange(LABEL, &[MESSAGE], &[], Stream(CAPTURED)).unwrap();
     let comm = Arc::clone(&transport.shared.comm);
     drop(transport);
     assert!(comm.is_in_graphs());

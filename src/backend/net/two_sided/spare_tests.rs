@@ -2,14 +2,18 @@
 
 use super::*;
 use crate::backend::device::tests::TestDevice;
-use crate::backend::nccl::own::tests::{tagged, third_of_three};
+use crate::backend::nccl::own::tests::{tagged, third_of_three, third_with_an_error};
 use crate::backend::net::two_sided::replays::ReplayMarks;
 use crate::backend::quiescence::Attempt;
 
 const PLACE: (usize, CommRank) = (3, CommRank::new(2));
 
 fn kept(device: &TestDevice, tag: u64) -> Arc<OwnCommunicator> {
-    let comm = Arc::new(tagged(third_of_three(0), tag));
+    keep_tagged(third_of_three(0), device, tag)
+}
+
+fn keep_tagged(comm: OwnCommunicator, device: &TestDevice, tag: u64) -> Arc<OwnCommunicator> {
+    let comm = Arc::new(tagged(comm, tag));
     let graphs = device.clone();
     comm.serve(Box::new(move || graphs.are_in_graphs()));
     keep(Ending::new(Arc::clone(&comm), Arc::new(device.clone())));
@@ -42,6 +46,7 @@ fn whoever_offers_some_has_them_alone_until_the_ranks_have_decided() {
 fn an_offer_has_what_fits_alone() {
     let device = TestDevice::of_context(102);
     drop(kept(&device, 7));
+    drop(keep_tagged(third_with_an_error(), &device, 8));
     assert_eq!(tags(&Offer::new(&device, (3, CommRank::new(1)))).len(), 0);
     assert_eq!(tags(&Offer::new(&device, (2, CommRank::new(2)))).len(), 0);
     assert_eq!(tags(&Offer::new(&TestDevice::of_context(103), PLACE)).len(), 0);

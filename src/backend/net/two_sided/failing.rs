@@ -135,7 +135,7 @@ mod tests {
     use crate::backend::nccl::own::tests::third_of_three;
     use crate::backend::quiescence::Attempt;
     use crate::model::ops::Stream;
-    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
     const MINUTE: Duration = Duration::from_secs(60);
     const SHORT: Duration = Duration::from_millis(100);
@@ -144,6 +144,7 @@ mod tests {
     #[derive(Default)]
     struct Group {
         is_told: AtomicBool,
+        marks: AtomicUsize,
         is_marked: AtomicBool,
         has_ended: AtomicBool,
         held_up: Mutex<()>,
@@ -154,6 +155,7 @@ mod tests {
             self.is_told.store(true, Ordering::SeqCst);
         }
         fn mark(&self) {
+            self.marks.fetch_add(1, Ordering::SeqCst);
             drop(self.held_up.lock());
             self.is_marked.store(true, Ordering::SeqCst);
         }
@@ -187,9 +189,10 @@ mod tests {
         let held_up = group.held_up.lock();
         failing.fail(Error::internal("lost"), ending);
         assert!(group.is_told.load(Ordering::SeqCst));
-        std::thread::sleep(SHORT);
         failing.look();
+        std::thread::sleep(SHORT);
         assert!(!has_ended(&comm));
+        assert_eq!(group.marks.load(Ordering::SeqCst), 1);
         drop(held_up);
         wait_for(|| has_ended(&comm));
         assert!(group.is_marked.load(Ordering::SeqCst));
@@ -239,8 +242,7 @@ mod tests {
         for _ in 0..50 {
             let group = Arc::new(Group::default());
             let (failing, comm, ending) = failing(&group, &TestDevice::default());
-            let start = Instant::now();
-            std::thread::scope(|scope| {
+            let start = std::thread::scope(|scope| {
                 let has_begun = Arc::new(AtomicBool::new(false));
                 let looks = Arc::clone(&has_begun);
                 let (failing, comm) = (&failing, &comm);
@@ -251,7 +253,9 @@ mod tests {
                     }
                 });
                 wait_for(|| has_begun.load(Ordering::SeqCst));
+                let start = Instant::now();
                 failing.fail(Error::internal("lost"), ending);
+                start
             });
             assert!(start.elapsed() < PATIENCE && group.is_marked.load(Ordering::SeqCst));
         }

@@ -120,10 +120,13 @@ fn what_was_withdrawn_or_captured_is_not_waited_for() {
     assert_eq!(outstanding.are_over(), Ok(true));
     assert!(!outstanding.are_in_graphs());
     let captured = Stream(CAPTURED);
+    enqueue(&outstanding, &device, &[1]);
     let withdrawn = begin(&outstanding, &device, &[2], captured);
     assert_eq!(outstanding.withdraw(withdrawn), [GroupRank::new(2)]);
     let operation = begin(&outstanding, &device, &[1], captured);
     outstanding.enqueued(operation, captured).unwrap();
+    assert_eq!(outstanding.are_over(), Ok(false));
+    device.pass(3);
     assert_eq!(outstanding.are_over(), Ok(true));
     assert!(outstanding.are_in_graphs());
     device.destroy_graph();

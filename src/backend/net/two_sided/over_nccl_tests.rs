@@ -45,14 +45,20 @@ fn transport(nodes: &str, device: &TestDevice) -> NcclTransport {
 }
 
 fn transport_of(group: Arc<Group>, nodes: &str, device: &TestDevice) -> NcclTransport {
-    transport_within(Duration::from_secs(60), group, nodes, device)
+    transport_over(own::tests::third_of_three(20 * CALLS), Duration::from_secs(60), group, nodes, device)
 }
 
-fn transport_within(timeout: Duration, group: Arc<Group>, nodes: &str, device: &TestDevice) -> NcclTransport {
+fn transport_over(
+    comm: OwnCommunicator,
+    timeout: Duration,
+    group: Arc<Group>,
+    nodes: &str,
+    device: &TestDevice,
+) -> NcclTransport {
     let outstanding = device.outstanding();
     let device: Arc<dyn Device> = Arc::new(device.clone());
     let members = members(nodes, 2);
-    let comm = Untaken::new(Arc::new(own::tests::third_of_three(20 * CALLS)), Arc::clone(&device));
+    let comm = Untaken::new(Arc::new(comm), Arc::clone(&device));
     NcclTransport::new(members, comm, device, outstanding, timeout, group).unwrap()
 }
 
@@ -106,11 +112,51 @@ fn wait_for(is_so: impl Fn() -> bool) {
     }
 }
 
+#[test]
+fn messages_without_bytes_are_none() {
+    let device = TestDevice::of_context(208);
+    let transport = transport("abc", &device);
+    let none = Message { peer: GroupRank::new(1), bytes: 0, ..MESSAGE };
+    transport.exchange(LABEL, &[none], &[none], Stream::DEFAULT).unwrap();
+    assert_eq!(transport.shared.outstanding.recent(), None);
+    transport.exchange(LABEL, &[MESSAGE], &[none], Stream::DEFAULT).unwrap();
+    assert_eq!(transport.shared.outstanding.recent().unwrap().peers, [MESSAGE.peer]);
+    device.pass(2);
+}
+
+/// The failure that the watchdog finds once `happen` has been called, and the communicator.
+fn found(comm: OwnCommunicator, happen: fn(&Group, &TestDevice, &NcclTransport)) -> (String, Arc<OwnCommunicator>) {
+    let (group, device) = (Arc::new(Group::default()), TestDevice::default());
+    let transport = transport_over(comm, Duration::from_millis(50), Arc::clone(&group), "abc", &device);
+    happen(&group, &device, &transport);
+    let failing = &transport.shared.failing;
+    wait_for(|| failing.fault().is_some());
+    (failing.fault().unwrap().text().to_owned(), Arc::clone(&transport.shared.comm))
+}
+
+#[test]
+fn the_watchdog_finds_what_ends_it() {
+    let third = || own::tests::third_of_three(0);
+    let (text, _) = found(third(), |group, _, _| group.has_failed.store(true, Ordering::SeqCst));
+    assert!(text.ends_with("gave the network up"), "{text}");
+    let (text, _) = found(own::tests::third_with_an_error(), |_, _, _| ());
+    assert!(text.contains("before any network operation: an operation of NCCL"), "{text}");
+    let (text, _) = found(third(), |_, device, transport| {
+        transport.exchange(LABEL, &[MESSAGE], &[], Stream::DEFAULT).unwrap();
+        device.pass(1);
+    });
+    assert!(text.starts_with("deadline passed: ") && text.ends_with("network operation 0, test 0"), "{text}");
+    let (text, comm) = found(third(), |_, device, _| device.let_attempts_be(Attempt::Gone));
+    assert_eq!(text, "it was reset");
+    assert!(comm.exchange(&[], &[], Stream::DEFAULT).is_err(), "nothing is called on what is gone");
+}
+
 /// If they do not end in time, it is ended with them instead of being kept.
 #[test]
 fn its_end_waits_for_its_operations() {
     let device = TestDevice::of_context(207);
-    let transport = transport_within(Duration::from_millis(300), Arc::default(), "abc", &device);
+    let comm = own::tests::third_of_three(0);
+    let transport = transport_over(comm, Duration::from_millis(300), Arc::default(), "abc", &device);
     transport.exchange(LABEL, &[MESSAGE], &[], Stream::DEFAULT).unwrap();
     let comm = Arc::clone(&transport.shared.comm);
     drop(transport);

@@ -1,6 +1,6 @@
-// Adds the rows that a dispatch has delivered to each local expert to the group's running totals, behind the dispatch.
+// Adds a dispatch's received rows per local expert to the group's running totals; runs behind the dispatch.
 //
-// Grid: one block. Dispatches on several streams may be counted at the same time, so the additions are atomic.
+// Grid: one block. It may run for dispatches on several streams at the same time, so the additions are atomic.
 
 #include "base/entry.cuh"
 #include "peer/fault.cuh"

@@ -1,8 +1,7 @@
-// The header of a handle's block in a caller's memory: written after the kernel that fills the block, and compared
-// before an operation that uses it, as the caller may have put other bytes there.
+// Writes or compares the header of a handle's block in a caller's memory. It is written after the kernel that fills the
+// block, and compared before each operation that uses the block, as the caller may have overwritten it.
 //
-// Grid: one warp, a lane for each word. If the header does not match, the group fails, and no later kernel uses the
-// block.
+// Grid: one warp, one lane per word. If the header does not match, the group fails, and no later kernel uses the block.
 
 #include "base/entry.cuh"
 #include "base/warp.cuh"

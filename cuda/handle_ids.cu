@@ -1,7 +1,6 @@
-// Copies ids to the form that kernels read: 64 bits each, with `offset` added to those that are not negative.
+// Converts ids to the form that kernels read: 64 bits each, with `offset` added to those that are not negative.
 //
-// Grid: one thread for each id at a time. Later kernels of the stream see what is written. `to` may be `from` if that
-// has 64 bits.
+// Grid: any; one thread per id at a time. The ids may be converted in place if they have 64 bits.
 
 #include "base/entry.cuh"
 #include "base/expert.cuh"

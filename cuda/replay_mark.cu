@@ -1,7 +1,7 @@
-// Tells the host, in each replay of a graph, that an operation of the network has begun, or that it is over.
+// Tells the host, in each replay of a graph, that an operation of the network has begun or ended: the host cannot query
+// events of a replay. Runs right before or behind the operation on its stream.
 //
-// Grid: one block of one warp, of which one thread works. It runs behind what came before the operation on its stream,
-// or behind the operation.
+// Grid: one warp, of which one thread works.
 
 #include "base/entry.cuh"
 #include "base/primitive.cuh"
@@ -10,7 +10,7 @@ namespace nccl_ep {
 
 ENTRY(replay_mark) {
     if (threadIdx.x == 0) {
-        st_relaxed_sys(params.place, params.begins != 0 ? globaltimer_ns() : 0);
+        st_relaxed_sys(params.began_at, params.begins != 0 ? globaltimer_ns() : 0);
     }
 }
 

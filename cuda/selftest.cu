@@ -1,16 +1,17 @@
-// Proves, when a group opens, that the ranks reach each other's windows in the order they must.
+// Tests, when a group opens, that the ranks reach each other's windows, and that a flag arrives after the data that it
+// announces.
 //
-// Grid: one block per rank, SELFTEST_THREADS threads. Block p of rank r writes a pattern into slot r
-// of rank p's window and then raises flag r there; it waits for flag p of its own window and compares
-// slot p with what rank p must have written. A block writes before it waits, so the blocks of one
-// rank need not run at the same time. The verdict per peer goes to `results`, in mapped host memory.
+// Grid: one block per rank, SELFTEST_THREADS threads. Block p of rank r writes a pattern into slot r of rank p's window
+// and then raises flag r there; it waits for flag p of its own window and compares slot p with what rank p must have
+// written. A block writes before it waits, so the blocks of one rank need not run at the same time. The result for each
+// peer goes to `results`, in mapped host memory.
 
 #include "base/entry.cuh"
 #include "peer/wait.cuh"
 
 namespace nccl_ep::peer_selftest_impl {
 
-// A value that differs for every sender, receiver, run and place.
+// A value that differs for every sender, receiver, run and word.
 __device__ uint32_t pattern(uint32_t from, uint32_t to, uint32_t epoch, uint32_t word) {
     const uint32_t pair = from * static_cast<uint32_t>(MAX_PEERS) + to;
     uint32_t mixed = pair * 0x9e3779b1u + epoch;
@@ -18,7 +19,7 @@ __device__ uint32_t pattern(uint32_t from, uint32_t to, uint32_t epoch, uint32_t
     return (mixed ^ (mixed >> 13)) * 0xc2b2ae3du;
 }
 
-// The flag and the slot of `writer` in some rank's window.
+// The flag and the slot of `writer` in a window.
 template <template <typename> class Address>
 struct Mailbox {
     Address<uint32_t> flag;
@@ -32,7 +33,7 @@ struct Mailbox {
 
 constexpr uint32_t kSlotWords = SELFTEST_SLOT_BYTES / sizeof(uint32_t);
 
-// All threads write, then one signals: the barrier puts their stores before its release.
+// All threads write, then one signals: the barrier orders their stores before its release.
 __device__ void send(const PeerSelftestParams& params, uint32_t peer) {
     const uint32_t rank = params.peers.rank;
     const Mailbox<Remote> there(params, window_of(params.peers, peer), rank);
@@ -45,7 +46,7 @@ __device__ void send(const PeerSelftestParams& params, uint32_t peer) {
     }
 }
 
-// One thread acquires, then all read: the barrier passes on what it saw.
+// One thread acquires, then all read: the barrier orders its acquire before their loads.
 __device__ SelftestResult receive(const PeerSelftestParams& params, uint32_t peer) {
     const uint32_t rank = params.peers.rank;
     const Mailbox<Own> here(params, own_window(params.peers), peer);

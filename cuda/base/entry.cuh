@@ -1,5 +1,5 @@
-// Defines kernels: ENTRY(name) { ... }, in the namespace of what it calls. The list of kernels (params/kernels.h) has
-// the type of `params`, their one argument, and launch bounds; names that are not listed do not compile.
+// Defines kernels: ENTRY(name) { ... }. The list of kernels (params/kernels.h) gives the type of their only argument,
+// `params`, and their launch bounds; a name that is not listed does not compile.
 // ENTRY_BY_TYPE(name, run<T>(params)) defines name_bf16, name_f16 and name_f32, each with its T.
 #pragma once
 

@@ -1,7 +1,7 @@
-// Reads 16 bytes of a row as numbers, and rounds numbers to 16 bytes.
+// The element types of rows: how 16 bytes of a row are unpacked to fp32, in which all sums are computed, and packed
+// again, rounded to nearest, ties to even.
 //
-// `largest` is the largest magnitude among the 16 bytes and `known`, `largest_of` that of several vectors; NaNs are
-// ignored. Sums are in fp32 whatever the type of rows; rounding is to nearest, ties to even.
+// `amax` is the largest magnitude of 16 bytes and of `known`, `amax_of` that of several vectors; NaNs are ignored.
 #pragma once
 
 #include "primitive.cuh"
@@ -9,12 +9,12 @@
 namespace nccl_ep {
 
 __device__ __forceinline__ float larger(float known, float magnitude) {
-    return magnitude > known ? magnitude : known;  // `known` is a number
+    return magnitude > known ? magnitude : known;  // so a NaN loses: `known` is a number
 }
 
-// What the 16-bit types share. `Number` unpacks the two numbers of a word, and takes the maxima of two words.
+// What the 16-bit types share. `Number` unpacks the two numbers of a word, and takes elementwise maxima of two words.
 template <typename Number>
-struct OfPairs {
+struct PackedPairs {
     static constexpr uint32_t kPerVec = 8;
     static constexpr uint32_t kMagnitudes = 0x7fff7fffu;
 
@@ -25,33 +25,33 @@ struct OfPairs {
             out[2 * i + 1] = Number::high(v.word[i]);
         }
     }
-    __device__ static float largest(const Vec16& v, float known) {
+    __device__ static float amax(const Vec16& v, float known) {
         uint32_t both = v.word[0] & kMagnitudes;
 #pragma unroll
         for (uint32_t i = 1; i < 4; ++i) {
-            both = Number::largest_pair(both, v.word[i] & kMagnitudes);
+            both = Number::max_pair(both, v.word[i] & kMagnitudes);
         }
         return larger(larger(known, Number::low(both)), Number::high(both));
     }
     template <uint32_t count>
-    __device__ static float largest_of(const Vec16* v, float known) {
+    __device__ static float amax_of(const Vec16* v, float known) {
         Vec16 both;
 #pragma unroll
         for (uint32_t i = 0; i < 4; ++i) {
             both.word[i] = v[0].word[i] & kMagnitudes;
 #pragma unroll
             for (uint32_t j = 1; j < count; ++j) {
-                both.word[i] = Number::largest_pair(both.word[i], v[j].word[i] & kMagnitudes);
+                both.word[i] = Number::max_pair(both.word[i], v[j].word[i] & kMagnitudes);
             }
         }
-        return largest(both, known);
+        return amax(both, known);
     }
 };
 
-struct Bf16 : OfPairs<Bf16> {
+struct Bf16 : PackedPairs<Bf16> {
     __device__ static float low(uint32_t pair) { return __uint_as_float(pair << 16); }
     __device__ static float high(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
-    __device__ static uint32_t largest_pair(uint32_t a, uint32_t b) { return max_bf16x2(a, b); }
+    __device__ static uint32_t max_pair(uint32_t a, uint32_t b) { return max_bf16x2(a, b); }
     __device__ static Vec16 pack(const float* in) {
         Vec16 v;
 #pragma unroll
@@ -62,10 +62,10 @@ struct Bf16 : OfPairs<Bf16> {
     }
 };
 
-struct F16 : OfPairs<F16> {
+struct F16 : PackedPairs<F16> {
     __device__ static float low(uint32_t pair) { return f32_from_f16(static_cast<uint16_t>(pair)); }
     __device__ static float high(uint32_t pair) { return f32_from_f16(static_cast<uint16_t>(pair >> 16)); }
-    __device__ static uint32_t largest_pair(uint32_t a, uint32_t b) { return max_f16x2(a, b); }
+    __device__ static uint32_t max_pair(uint32_t a, uint32_t b) { return max_f16x2(a, b); }
     __device__ static Vec16 pack(const float* in) {
         Vec16 v;
 #pragma unroll
@@ -92,7 +92,7 @@ struct F32 {
         }
         return v;
     }
-    __device__ static float largest(const Vec16& v, float known) {
+    __device__ static float amax(const Vec16& v, float known) {
 #pragma unroll
         for (uint32_t i = 0; i < 4; ++i) {
             known = larger(known, fabsf(__uint_as_float(v.word[i])));
@@ -100,10 +100,10 @@ struct F32 {
         return known;
     }
     template <uint32_t count>
-    __device__ static float largest_of(const Vec16* v, float known) {
+    __device__ static float amax_of(const Vec16* v, float known) {
 #pragma unroll
         for (uint32_t i = 0; i < count; ++i) {
-            known = largest(v[i], known);
+            known = amax(v[i], known);
         }
         return known;
     }

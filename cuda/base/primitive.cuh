@@ -1,5 +1,5 @@
-// What kernels need of the machine that they run on: a GPU's, or those of the header that a build for another
-// machine names. Nothing else in cuda/ knows of such a build.
+// Includes the primitives of the machine: ptx.cuh on GPUs, or the header that a CPU build names. Nothing else in cuda/
+// knows of that build.
 #pragma once
 
 #ifdef NCCL_EP_PRIMITIVE

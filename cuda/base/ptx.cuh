@@ -1,7 +1,7 @@
-// Every asm statement of the project, under a name that says order and scope.
+// All inline PTX of the project. Names give memory order and scope: "sys" reaches other GPUs and the host, "gpu" this
+// GPU alone, "cta" this block.
 //
-// Kernels contain none, so that what a kernel relies on can be read here in one place. "sys" reaches other GPUs and
-// the host, "gpu" this GPU alone, "cta" this block. Nothing here knows what the bytes mean.
+// Kernels contain no asm, so everything that they assume about the machine can be read here.
 #pragma once
 
 #include <cstdint>
@@ -16,15 +16,15 @@ struct alignas(16) Vec16 {
     uint32_t word[4];
 };
 
-// First statement of a kernel that may be launched while its predecessor runs: waits until that has ended and its
-// stores are visible.
+// First statement of a kernel that may be launched while the kernel before it runs (programmatic dependent launch):
+// waits until that one has ended and its stores are visible.
 __device__ __forceinline__ void wait_for_grid() {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" : : : "memory");
 #endif
 }
 
-// The same; from here on the next kernel may be launched.
+// As wait_for_grid, and lets the next kernel be launched from here on.
 __device__ __forceinline__ void follow_grid() {
     wait_for_grid();
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
@@ -44,7 +44,7 @@ __device__ __forceinline__ uint32_t ld_relaxed_gpu(const uint32_t* from) {
     return value;
 }
 
-// What follows sees everything that the writer did before its release of the value read.
+// Later accesses see everything that the writer did before it released the value read.
 __device__ __forceinline__ uint32_t ld_acquire_sys(const uint32_t* from) {
     uint32_t value;
     asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
@@ -55,7 +55,7 @@ __device__ __forceinline__ void st_relaxed_gpu(uint32_t* to, uint32_t value) {
     asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" : : "l"(to), "r"(value) : "memory");
 }
 
-// One indivisible 8-byte access: the halves of a packet are never seen apart.
+// A single-copy atomic access: data and epoch of a packet are never seen apart.
 __device__ __forceinline__ uint64_t ld_relaxed_sys(const uint64_t* from) {
     uint64_t value;
     asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(from) : "memory");
@@ -72,7 +72,7 @@ __device__ __forceinline__ void st_relaxed_sys(uint64_t* to, uint64_t value) {
     asm volatile("st.relaxed.sys.global.u64 [%0], %1;" : : "l"(to), "l"(value) : "memory");
 }
 
-// Two words in one access, aligned to 16 bytes; each word is indivisible.
+// Two words in one access, aligned to 16 bytes; each word is atomic, the pair need not be.
 __device__ __forceinline__ void st_relaxed_sys(uint64_t* to, uint64_t first, uint64_t second) {
     asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};"
                  :
@@ -84,7 +84,7 @@ __device__ __forceinline__ void st_relaxed_sys(uint32_t* to, uint32_t value) {
     asm volatile("st.relaxed.sys.global.u32 [%0], %1;" : : "l"(to), "r"(value) : "memory");
 }
 
-// Whoever acquires `value` sees everything that this thread did or observed before.
+// A thread that acquires `value` sees everything that this thread did or observed before.
 __device__ __forceinline__ void st_release_sys(uint64_t* to, uint64_t value) {
     asm volatile("st.release.sys.global.u64 [%0], %1;" : : "l"(to), "l"(value) : "memory");
 }
@@ -129,7 +129,7 @@ __device__ __forceinline__ uint32_t ld_relaxed_sys(const uint32_t* from) {
     return value;
 }
 
-// Four words in one access; each is indivisible, the four need not be.
+// Four words in one access; each word is atomic, the four together need not be.
 __device__ __forceinline__ Vec16 ld_relaxed_sys(const Vec16* from) {
     Vec16 v;
     asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -146,7 +146,7 @@ __device__ __forceinline__ void st_relaxed_sys(Vec16* to, const Vec16& v) {
                  : "memory");
 }
 
-// Data that nobody writes while the kernel runs.
+// Loads data that is not written while the kernel runs, past L1.
 __device__ __forceinline__ Vec16 ld_const(const Vec16* from) {
     Vec16 v;
     asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -155,7 +155,7 @@ __device__ __forceinline__ Vec16 ld_const(const Vec16* from) {
     return v;
 }
 
-// Data that only later kernels read.
+// Stores data that only later kernels read.
 __device__ __forceinline__ void st_row(Vec16* to, const Vec16& v) {
     asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
                  :
@@ -172,7 +172,7 @@ __device__ __forceinline__ void fence_acq_rel_sys() {
     asm volatile("fence.acq_rel.sys;" : : : "memory");
 }
 
-// For shared memory of this block that other threads access meanwhile.
+// The next three are for shared memory that other threads of the block access at the same time.
 __device__ __forceinline__ uint32_t ld_acquire_cta_shared(const uint32_t* from) {
     uint32_t value;
     asm volatile("ld.acquire.cta.shared.u32 %0, [%1];"
@@ -205,8 +205,8 @@ __device__ __forceinline__ void mbarrier_init(uint64_t* barrier, uint32_t arriva
                  : "memory");
 }
 
-// Whether the phase of this parity has ended; the first phase has parity 0. A phase ends with its last arrival; whoever
-// finds it ended sees what was done before the arrivals.
+// Whether the phase with this parity has ended; the first phase has parity 0. A phase ends with its last arrival. A
+// thread that finds it ended sees what other threads did before their arrivals.
 __device__ __forceinline__ bool mbarrier_test_wait(uint64_t* barrier, uint32_t parity) {
     uint32_t ended;
     asm volatile(
@@ -221,8 +221,8 @@ __device__ __forceinline__ bool mbarrier_test_wait(uint64_t* barrier, uint32_t p
     return ended != 0;
 }
 
-// Starts copying 16 bytes to shared memory, bypassing L1; joins the group that this thread's next commit closes. Once
-// the thread has waited for it, the copy is ordered like an ordinary load.
+// Starts to copy 16 bytes to shared memory, bypassing L1, in the group that this thread's next commit closes. Once the
+// thread has waited for the group, the copy is ordered like an ordinary load.
 __device__ __forceinline__ void async_load(Vec16* shared_to, const Vec16* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" : : "r"(shared_address(shared_to)), "l"(from) : "memory");
 }
@@ -231,18 +231,18 @@ __device__ __forceinline__ void async_load_commit() {
     asm volatile("cp.async.commit_group;" : : : "memory");
 }
 
-// Waits for this thread's groups of loads, except the last `Groups`.
+// Waits for all of this thread's groups of loads except the last `Groups`.
 template <uint32_t Groups>
 __device__ __forceinline__ void async_load_wait() {
     asm volatile("cp.async.wait_group %0;" : : "n"(Groups) : "memory");
 }
 
-// Bulk copies: the copy engine of an SM moves data between shared and global memory, its own
-// GPU's or a peer's. Addresses and sizes are multiples of 16. Chips before sm_90 have none.
+// Bulk copies: the copy engine of an SM (TMA) moves data between shared memory and global memory of this GPU or a peer.
+// Addresses and sizes are multiples of 16. GPUs before sm_90 have none.
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 #define NCCL_EP_HAS_BULK_COPY 1
 
-// Arrives, and makes the phase expect `bytes` bytes of bulk loads.
+// Arrives, and makes the current phase wait for `bytes` bytes of bulk loads as well.
 __device__ __forceinline__ void mbarrier_arrive_expect(uint64_t* barrier, uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
                  :
@@ -250,7 +250,7 @@ __device__ __forceinline__ void mbarrier_arrive_expect(uint64_t* barrier, uint32
                  : "memory");
 }
 
-// Its bytes count towards the phase of `barrier` as they arrive.
+// The bytes count towards the current phase of `barrier` as they arrive.
 __device__ __forceinline__ void bulk_load(void* shared_to, const void* from, uint32_t bytes,
                                           uint64_t* barrier) {
     asm volatile(
@@ -269,31 +269,31 @@ __device__ __forceinline__ void bulk_store(void* to, const void* shared_from, ui
         : "memory");
 }
 
-// Closes the group of this thread's bulk stores since its last commit; waits are for groups.
+// Closes the group of this thread's bulk stores since its last commit. Waits are for whole groups.
 __device__ __forceinline__ void bulk_store_commit() {
     asm volatile("cp.async.bulk.commit_group;" : : : "memory");
 }
 
-// Waits until this thread's groups, except the last `Groups`, have read their shared memory, which may then be
+// Waits until all of this thread's groups except the last `Groups` have read their shared memory, which may then be
 // overwritten.
 template <uint32_t Groups = 0>
 __device__ __forceinline__ void bulk_store_wait_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" : : "n"(Groups) : "memory");
 }
 
-// Waits until this thread's groups, except the last `Groups`, are complete; its next release covers them.
+// Waits until all of this thread's groups except the last `Groups` are complete; its next release covers their stores.
 template <uint32_t Groups>
 __device__ __forceinline__ void bulk_store_wait() {
     asm volatile("cp.async.bulk.wait_group %0;" : : "n"(Groups) : "memory");
 }
 
-// Orders ordinary accesses and bulk copies, both ways: what this thread did or observed so far in shared memory comes
-// before bulk copies that it, or a thread that synchronizes with it later, starts. A single fence for all memory would
-// also be a fence of GPU scope, which waits behind the SM's stores.
+// Proxy fence: what this thread has done or observed in shared memory so far comes before bulk copies that it, or a
+// thread that synchronizes with it later, starts. The fence for all memory would also be one of GPU scope, which waits
+// behind the SM's stores.
 __device__ __forceinline__ void fence_shared_before_bulk() {
     asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
 }
-// The same for global memory.
+// As fence_shared_before_bulk, for global memory.
 __device__ __forceinline__ void fence_global_before_bulk() {
     asm volatile("fence.proxy.async.global;" : : : "memory");
 }
@@ -311,7 +311,7 @@ __device__ __forceinline__ uint16_t f16_from_f32(float value) {
     return bits;
 }
 
-// Elementwise maximum of two pairs; of a NaN and a number, the number.
+// Elementwise maximum of two pairs; where only one element is a NaN, the other one.
 __device__ __forceinline__ uint32_t max_bf16x2(uint32_t a, uint32_t b) {
     uint32_t larger;
     asm("max.bf16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
@@ -324,18 +324,18 @@ __device__ __forceinline__ uint32_t max_f16x2(uint32_t a, uint32_t b) {
     return larger;
 }
 
-// Two values, the first in the low half.
+// `low` goes to the low half.
 __device__ __forceinline__ uint32_t bf16x2_from_f32(float low, float high) {
     uint32_t bits;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
     return bits;
 }
 
-// Chips before sm_89 round to e4m3 by integers (cast.cuh).
+// GPUs before sm_89 lack the instruction: there cast.cuh uses integer arithmetic.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
 #define NCCL_EP_HAS_E4M3 1
 
-// Two values, the first in the low byte.
+// `low` goes to the low byte.
 __device__ __forceinline__ uint32_t e4m3x2_from_f32(float low, float high) {
     uint16_t bits;
     asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(bits) : "f"(high), "f"(low));
@@ -343,18 +343,18 @@ __device__ __forceinline__ uint32_t e4m3x2_from_f32(float low, float high) {
 }
 #endif
 
-// Every polling loop calls this once per turn. Nothing to do on a GPU, where other warps run anyway;
-// where kernels run on a CPU it lets the other threads go on.
+// Every polling loop calls this once per iteration. It does nothing on a GPU, where other warps run anyway; in the CPU
+// build it lets other threads run.
 __device__ __forceinline__ void spin_hint() {}
 
-// Pauses some 100 ns between polls where many polling warps would take bandwidth from what they wait for.
+// Pauses for about 100 ns: for polls by so many warps that they would take bandwidth from the data that they wait for.
 __device__ __forceinline__ void spin_gently() { asm volatile("nanosleep.u32 100;"); }
 
-// The same in loops that wait for this block's own shared memory.
+// The spin_hint of loops that poll this block's shared memory.
 __device__ __forceinline__ void shared_spin_hint() {}
 
-// Polls of a chunk between looks at its flag and at the clock: more than pass while many other chunks arrive, as each
-// look takes as long as many polls. Where kernels run on a CPU polls take longer.
+// A chunk's flag and the clock are checked once in so many polls of its data, as a check takes as long as many polls:
+// more than it takes for many other chunks to arrive. The CPU build, where polls take longer, has its own number.
 constexpr uint32_t kPollsOfChunk = 64;
 
 }  // namespace nccl_ep

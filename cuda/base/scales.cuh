@@ -1,7 +1,8 @@
-// The scales of rows in the caller's memory, in any of the orders that docs/formats.md lists.
+// Loads and stores scales in the caller's memory, which may have any of the orders in docs/formats.md; in transit the
+// scales of a row are dense.
 //
-// On the way the scales of a row are dense. A lane reads or writes 16 bytes of them at a time, scale by scale where
-// the caller's order or alignment does not allow more.
+// A lane moves 16 bytes of scales at a time: in one access where the caller's order and alignment allow it, else scale
+// by scale.
 #pragma once
 
 #include "params/common.h"
@@ -15,33 +16,33 @@ __device__ __forceinline__ uint8_t* scales_of_row(const ScaledRows& rows, const 
     return view.data + (expert * view.expert + row * view.row) * rows.scale_width;
 }
 
-// 16 bytes of the scales of a row, from byte `first` on, a multiple of 16.
+// The 16 bytes from byte `first` on, a multiple of 16, of a row's scales as they are in transit.
 struct ScalePart {
     const ScaledRows& rows;
     const ScaleView& view;
     uint8_t* scales;  // of the row
     uint32_t first;
 
-    // Whether load_at_once will do.
-    __device__ bool is_one_access() const { return is_dense() && is_aligned<Vec16>(); }
-    __device__ __forceinline__ Vec16 load_at_once() const {
+    // Whether load_vec and store_vec will do.
+    __device__ bool is_vec_access() const { return is_dense() && is_aligned<Vec16>(); }
+    __device__ __forceinline__ Vec16 load_vec() const {
         return ld_const(reinterpret_cast<const Vec16*>(scales + first));
     }
-    // In any order; zeros past the last scale.
+    // For any order; gives zeros past the last scale.
     __device__ __forceinline__ Vec16 load() const {
-        return is_one_access() ? load_at_once() : load_apart(rows, view, scales, first);
+        return is_vec_access() ? load_vec() : load_elementwise_call(rows, view, scales, first);
     }
 
     __device__ __forceinline__ void store(const Vec16& part) const {
-        if (is_one_access()) {
-            store_at_once(part);
+        if (is_vec_access()) {
+            store_vec(part);
         } else {
-            store_apart(rows, view, scales, first, part);
+            store_elementwise_call(rows, view, scales, first, part);
         }
     }
 
-    // In any order but that of one access.
-    __device__ __forceinline__ Vec16 load_slowly() const {
+    // The next two are for parts that take more than one access.
+    __device__ __forceinline__ Vec16 load_elementwise() const {
         if (rows.scale_width == 4) {
             Vec16 part;
 #pragma unroll
@@ -52,10 +53,10 @@ struct ScalePart {
         }
         return rows.scale_width == 2 ? load_narrow<uint16_t>() : load_narrow<uint8_t>();
     }
-    __device__ __forceinline__ void store_at_once(const Vec16& part) const {
+    __device__ __forceinline__ void store_vec(const Vec16& part) const {
         st_row(reinterpret_cast<Vec16*>(scales + first), part);
     }
-    __device__ __forceinline__ void store_slowly(const Vec16& part) const {
+    __device__ __forceinline__ void store_elementwise(const Vec16& part) const {
         if (is_dense() && is_aligned<uint32_t>()) {
             uint32_t* to = reinterpret_cast<uint32_t*>(scales + first);
 #pragma unroll
@@ -77,16 +78,16 @@ struct ScalePart {
     }
 
    private:
-    // Not inlined, so that a kernel has their code once.
-    __device__ __noinline__ static Vec16 load_apart(const ScaledRows& rows, const ScaleView& view, uint8_t* scales,
-                                                    uint32_t first) {
-        return ScalePart{rows, view, scales, first}.load_slowly();
+    // Not inlined, so that a kernel has this code only once.
+    __device__ __noinline__ static Vec16 load_elementwise_call(const ScaledRows& rows, const ScaleView& view,
+                                                               uint8_t* scales, uint32_t first) {
+        return ScalePart{rows, view, scales, first}.load_elementwise();
     }
-    __device__ __noinline__ static void store_apart(const ScaledRows& rows, const ScaleView& view, uint8_t* scales,
-                                                    uint32_t first, const Vec16 part) {
-        ScalePart{rows, view, scales, first}.store_slowly(part);
+    __device__ __noinline__ static void store_elementwise_call(const ScaledRows& rows, const ScaleView& view,
+                                                               uint8_t* scales, uint32_t first, const Vec16 part) {
+        ScalePart{rows, view, scales, first}.store_elementwise(part);
     }
-    // Whether the 16 bytes lie together, and are all scales.
+    // Whether the 16 bytes are contiguous, and all of them scales.
     __device__ bool is_dense() const {
         return view.column == 1 && first + sizeof(Vec16) <= rows.scale_bytes;
     }
@@ -94,7 +95,7 @@ struct ScalePart {
     __device__ bool is_aligned() const {
         return (static_cast<uint32_t>(reinterpret_cast<uint64_t>(scales)) + first) % sizeof(Access) == 0;
     }
-    // The number of scales from this part on, and one of them.
+    // How many scales there are from this part on; and scale `index` of them.
     template <typename Scale>
     __device__ uint32_t count() const {
         return (rows.scale_bytes - min(rows.scale_bytes, first)) / sizeof(Scale);
@@ -105,7 +106,7 @@ struct ScalePart {
         return reinterpret_cast<Scale*>(scales) + column * view.column;
     }
 
-    // Narrow scales that lie apart, or unaligned: rare, so their code is small rather than fast.
+    // Narrow scales that are strided or unaligned are rare, so this code is small rather than fast.
     template <typename Scale>
     __device__ Vec16 load_narrow() const {
         Vec16 part = {{0, 0, 0, 0}};

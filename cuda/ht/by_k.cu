@@ -1,7 +1,7 @@
-// Reorders the gradients of a token's weights, which lie by ascending expert, by its ids: each id gets its expert's
+// Reorders the gradients of a token's weights from ascending experts to the order of its ids: each id gets its expert's
 // gradient, even if another id names the same expert, and an id that names none gets zero.
 //
-// Grid: a warp for each token at a time, a lane for each id. In place: all lanes read before one writes.
+// Grid: any; one warp per token at a time, one lane per id. In place, as all lanes load before one stores.
 
 #include "../base/entry.cuh"
 #include "../base/expert.cuh"
@@ -10,7 +10,7 @@
 
 namespace nccl_ep::ht_by_k_impl {
 
-// Distinct experts below this lane's among those that the token's ids name.
+// How many distinct experts of the token are below this lane's expert.
 __device__ uint32_t experts_below(int32_t expert, uint32_t top_k) {
     uint32_t below = 0;
 #pragma unroll 1

@@ -1,8 +1,8 @@
 // Rows that their sender casts to e4m3 (rows.cuh).
 //
-// One kernel has the casts of all types, as little of its code depends on them. A chunk of the caller's row is loaded
-// to the end of its part of the buffer and cast in place, from the last element to the first, so input and output end
-// at the same byte. Behind it lie the stamp and the scales of the whole row, which travel with the last chunk.
+// One kernel casts from all types, as little of its code depends on the type. A chunk of the caller's row is loaded to
+// the end of its part of the buffer and cast in place, from the last element to the first, so input and output end at
+// the same byte. Behind it are the stamp and the scales of the whole row, which travel with the last chunk.
 #pragma once
 
 #include "../base/cast.cuh"
@@ -11,18 +11,18 @@
 namespace nccl_ep::ht_dispatch_impl {
 
 struct CastRows : ScaledImage {
-    // So each row is cast once, by senders alone.
-    static constexpr bool kKeptBySender = true;
+    // So that each row is cast only once.
+    static constexpr bool kSenderStoresLocal = true;
 
-    struct Ahead {};
+    struct Prefetched {};
     template <typename Block>
-    __device__ Ahead look_ahead(const Block&, uint32_t, typename Block::Place) const {
+    __device__ Prefetched prefetch(const Block&, uint32_t, typename Block::TokenLocation) const {
         return {};
     }
 
     __device__ uint32_t bytes_per_element() const {
-        return scaled.cast_from == HT_CAST_F32 ? Uncast<F32>::kBytesPerElement
-                                               : Uncast<Bf16>::kBytesPerElement;
+        return scaled.cast_from == HT_CAST_F32 ? CastInput<F32>::kBytesPerElement
+                                               : CastInput<Bf16>::kBytesPerElement;
     }
     __device__ uint32_t behind_payload() const {
         return kStampBytes + scale_parts() * sizeof(Vec16);
@@ -69,7 +69,7 @@ struct CastRows : ScaledImage {
     }
 
    private:
-    // Accesses of a lane to consecutive elements, which it casts together; each half of them has one scale.
+    // A lane casts the elements of this many consecutive accesses together; each half of them has one scale.
     static constexpr uint32_t kVecs = 8;
     static constexpr uint32_t kHalf = kVecs / 2;
 
@@ -80,26 +80,26 @@ struct CastRows : ScaledImage {
             vecs[i] = i == 0 ? stamp() : Vec16{{0, 0, 0, 0}};
         }
     }
-    // Casts the elements that end at `end`; their scales go behind it.
+    // Casts the chunk that ends at `end`; its scales go behind `end`.
     template <typename Number>
     __device__ __forceinline__ void cast_chunk(uint8_t* end, uint32_t offset,
                                                uint32_t elements) const {
         constexpr uint32_t kOfWarp = kWarpSize * kVecs * Number::kPerVec;
-        const uint8_t* in = end - elements * Uncast<Number>::kBytesPerElement;
+        const uint8_t* in = end - elements * CastInput<Number>::kBytesPerElement;
 #pragma unroll 1
         for (uint32_t left = (elements + kOfWarp - 1) / kOfWarp; left != 0; --left) {
             const uint32_t first = (left - 1) * kOfWarp + lane_idx() * (kVecs * Number::kPerVec);
             cast_stretch<Number>(in, end - elements, {first, elements, offset}, end + kStampBytes);
         }
     }
-    // A lane's elements of a chunk: the first; how many the chunk has, and how many of the row precede it.
+    // A lane's first element in a chunk; how many elements the chunk has; and how many of the row precede the chunk.
     struct Elements {
         uint32_t first;
         uint32_t of_chunk;
         uint32_t before;
     };
-    // Casts a stretch of elements, each lane its own; the last ones may lie past the chunk. No later call reads what
-    // this one writes. Lanes start with different accesses, to avoid bank conflicts.
+    // Casts consecutive elements, each lane its own; the last ones may be past the chunk. No later call reads what this
+    // one writes. Lanes start with different accesses, to avoid bank conflicts.
     template <typename Number>
     __device__ __forceinline__ void cast_stretch(const uint8_t* in, uint8_t* out, const Elements& these,
                                                  uint8_t* scales) const {
@@ -111,13 +111,13 @@ struct CastRows : ScaledImage {
         Vec16 given[kVecs];
 #pragma unroll
         for (uint32_t i = 0; i < kVecs; ++i) {
-            // Past the chunk its last access is read again, which changes no real block's maximum.
+            // Past the chunk its last access is read again, which changes the amax of no block.
             const uint32_t from = min(at(i), these.of_chunk - kPerVec);
-            given[i] = *reinterpret_cast<const Vec16*>(in + from * Uncast<Number>::kBytesPerElement);
+            given[i] = *reinterpret_cast<const Vec16*>(in + from * CastInput<Number>::kBytesPerElement);
         }
         sync_warp();
         float most[2];
-        find_largest<Number>(given, most);
+        find_amax<Number>(given, most);
         const BlockScale first(most[0], scaled.rows.form);
         const BlockScale second =
             scaled.rows.block > kHalf * kPerVec ? first : BlockScale(most[1], scaled.rows.form);
@@ -147,18 +147,18 @@ struct CastRows : ScaledImage {
             }
         }
     }
-    // The largest magnitudes of the blocks of both halves, at least least_maximum().
+    // The amax of the blocks of both halves, at least min_amax().
     template <typename Number>
-    __device__ __forceinline__ void find_largest(const Vec16 (&given)[kVecs], float (&most)[2]) const {
+    __device__ __forceinline__ void find_amax(const Vec16 (&given)[kVecs], float (&most)[2]) const {
         constexpr uint32_t kOfLane = kVecs * Number::kPerVec;
-        most[0] = Number::template largest_of<kHalf>(given, least_maximum());
-        most[1] = Number::template largest_of<kHalf>(given + kHalf, least_maximum());
+        most[0] = Number::template amax_of<kHalf>(given, min_amax());
+        most[1] = Number::template amax_of<kHalf>(given + kHalf, min_amax());
         if (scaled.rows.block > kOfLane / 2) {
             most[0] = larger(most[0], most[1]);
         }
         if (scaled.rows.block > kOfLane) {
 #pragma unroll
-            for (uint32_t lanes = 1; lanes * kOfLane < kMostLanes * kCastElements; lanes *= 2) {
+            for (uint32_t lanes = 1; lanes * kOfLane < kMaxBlockLanes * kCastElements; lanes *= 2) {
                 most[0] = larger(most[0], shuffle_xor(most[0], lanes));
             }
         }

@@ -1,14 +1,14 @@
-// High-throughput combine: the rows that dispatch delivered return to their home ranks, which sum
-// the rows of each token.
+// High-throughput combine: the rows that a dispatch has delivered return to their home ranks, which sum the rows of
+// each token.
 //
-// Grid: sending blocks, then receiving blocks, no more than fit on the GPU at once. A sending warp takes a
-// row of any home whose ring has a free slot, and copies it there through its staging buffer; one warp more
-// of its block, the notifier, notifies the homes. A receiving warp takes a token, waits for its rows, sums
-// them straight from the ring, and gives their credits. Rows of the own rank are read in place.
+// Grid: sending blocks, then receiving blocks, no more than fit on the GPU at once. A sending warp takes a row for any
+// home whose ring has a free slot, and copies it there through its staging buffer; one more warp of the block, the
+// notifier, notifies the homes. A receiving warp takes a token, waits for its rows, sums them directly from the rings,
+// and gives their credits. This rank's own rows are read in place.
 //
-// Order of summation: a = 0; for expert ranks ascending: a = a + y; then out = round(a); in fp32.
-// Gradients of weights, if any, travel behind the row; at home they are ordered by ascending expert. On several
-// nodes partial sums of the other nodes are added next (partials.cuh).
+// Order of summation: a = 0; for expert ranks ascending: a = a + y; then out = round(a); in fp32. Over several nodes
+// the sums of the other nodes are added next (partials.cuh). Gradients of weights, if any, travel behind the row; the
+// home stores them by ascending expert.
 
 #include "../base/entry.cuh"
 #include "combine_run.cuh"

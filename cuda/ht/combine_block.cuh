@@ -1,4 +1,4 @@
-// What the warps of a combine block share.
+// The context that all functions of a combine share.
 #pragma once
 
 #include "../layout/flat.cuh"
@@ -10,7 +10,7 @@
 
 namespace nccl_ep::ht_combine_impl {
 
-// With fewer ring slots for each sending warp, warps poll for credits themselves.
+// With fewer ring slots per sending warp than this, warps poll for credits themselves.
 constexpr uint32_t kRowsPerSender = 4;
 
 struct SharedStorage {
@@ -22,10 +22,10 @@ struct SharedStorage {
 };
 static_assert(sizeof(SharedStorage) <= HT_STATIC_SHARED_BYTES, "launches leave no more room");
 
-// Rows that the caller has summed, as they lie where a dispatch without zones has put their tokens.
+// The input of a combine without zones: the caller has summed the experts' rows of a token into one.
 struct SummedRows {
     static constexpr bool kZones = false;
-    // The shared memory of a sending warp; with zones, of any warp that copies.
+    // The shared memory of a sending warp; with zones, also of a receiving one.
     using Buffers = Staging;
     struct Nothing {};
     template <typename Block, typename Part>
@@ -47,21 +47,22 @@ struct Block {
     SharedStorage& shared;
 
     const HtCommon& common = params.common;
-    Share senders = {0, common.shape.send_blocks};
+    BlockRange senders = {0, common.shape.send_blocks};
     // If all blocks send, all receive too, with the warps after the senders and the notifier.
-    Share receivers = senders.blocks == gridDim.x ? senders : Share{senders.blocks, gridDim.x - senders.blocks};
+    BlockRange receivers =
+        senders.blocks == gridDim.x ? senders : BlockRange{senders.blocks, gridDim.x - senders.blocks};
 
     __device__ uint32_t rank() const { return common.peers.rank; }
     __device__ uint32_t ranks() const { return common.peers.ranks; }
-    // Whether this warp receives, if rows are not summed before they are sent.
+    // Whether this warp receives; not used with zones.
     __device__ bool receives() const {
         return receivers.has_this_block() && (!senders.has_this_block() || warp_idx() > common.shape.copy_warps);
     }
-    // The row of the input of row `index` from `home`.
+    // The input row for row `index` from `home`.
     __device__ uint32_t row_from(uint32_t home, uint32_t index) const {
         return scope.template row<Layout>(shared.pairs, home, index);
     }
-    // Whether there are so many senders that most wait for a slot anyway: then each polls for itself. The
+    // Whether there are so many senders that most of them wait for a slot anyway. Then each polls for itself. The
     // threshold was measured.
     __device__ bool senders_fill_rings() const {
         const uint32_t rows = (ranks() - 1) * (common.layout.units / WholeSlots::of_row());

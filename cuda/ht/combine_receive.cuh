@@ -1,4 +1,4 @@
-// How a combine receives: a warp takes a token, waits for its rows, and sums them.
+// The receiving half of a combine: a warp takes a token, waits for its rows, and sums them.
 #pragma once
 
 #include "combine_block.cuh"
@@ -7,16 +7,16 @@
 
 namespace nccl_ep::ht_combine_impl {
 
-// Where a token's row from this lane's rank lies; NULL in lanes that are no rank's first. With zones this rank's own
-// row lies in several slots: `row` is NULL, and `sequence` is its number.
-struct Part {
+// A token's row from the rank of this lane's expert; NULL in lanes without a rank's first expert. With zones this
+// rank's own row is in several slots: then `row` is NULL, and `sequence` is its number.
+struct RankRow {
     const uint8_t* row;
     uint32_t sequence;
     bool is_remote;
 };
 
 template <typename Block>
-__device__ __forceinline__ Part part_of(const Block& block, const TokenEntries& entries) {
+__device__ __forceinline__ RankRow rank_row_of(const Block& block, const TokenEntries& entries) {
     if (!entries.is_first()) {
         return {nullptr, 0, false};
     }
@@ -33,37 +33,37 @@ __device__ __forceinline__ Part part_of(const Block& block, const TokenEntries& 
     return {own_rings(block.common).row(rank, sequence), sequence, true};
 }
 
-// Each lane waits for its part.
+// Each lane waits for its row, if that comes from a peer.
 template <typename Block>
-__device__ __forceinline__ bool wait_for_parts(const Block& block, const TokenEntries& entries,
-                                               const Part& part) {
+__device__ __forceinline__ bool wait_for_rank_rows(const Block& block, const TokenEntries& entries,
+                                                   const RankRow& rank_row) {
     bool ok = true;
-    if (part.is_remote) {
+    if (rank_row.is_remote) {
         const uint32_t rank = entries.rank;
-        const uint64_t* at = own_rings(block.common).arrival(rank, part.sequence);
+        const uint64_t* at = own_rings(block.common).arrival(rank, rank_row.sequence);
         const Arrival arrival = wait_for_row(
-            block.common, at, part.sequence,
-            {WAIT_STREAMED_ROW, rank, block.shared.pairs.operation});
+            block.common, at, rank_row.sequence,
+                {WAIT_STREAMED_ROW, rank, block.shared.pairs.operation});
         ok = arrival.ok && arrival.data == block.common.shape.fingerprint;
         if (arrival.ok && !ok) {
             fail_for_scales(block.common, rank, arrival.data, {0, 0});
         }
     }
-    // All lanes read what one has waited for.
+    // All lanes read the rows that single lanes have waited for.
     sync_warp();
     return ballot(ok).all();
 }
 
-// One warp sums kVecs accesses per lane, from number `first` on, of all parts of a token, then of the sums of
-// other nodes; `partial` is that of this lane's node.
+// One warp sums, for a token, kVecs accesses per lane from number `first` on: those of all ranks' rows, then those of
+// the other nodes' sums, of which this lane has the one at `partial`.
 template <typename Type, typename Block>
 __device__ __forceinline__ void sum_chunk(const Block& block, uint32_t token, LaneMask firsts,
-                                          const Part& part, const uint8_t* partial, uint32_t first,
+                                          const RankRow& rank_row, const uint8_t* partial, uint32_t first,
                                           Vec16* out) {
     const RowFormat format = row_format(block.common);
     const uint32_t vecs = format.vecs();
     float sum[kVecs][Type::kPerVec] = {};
-    add_rows<Type>(sum, firsts, part.row, first, vecs);
+    add_rows<Type>(sum, firsts, rank_row.row, first, vecs);
     if (block.partials.rounds_own_node()) {
         // Each lane reads back only what it has stored itself.
         store_sum<Type>(sum, first, vecs, out);
@@ -78,15 +78,14 @@ __device__ __forceinline__ void sum_chunk(const Block& block, uint32_t token, La
     store_sum<Type>(sum, first, vecs, out);
 }
 
-// One warp gathers the gradients of a token, one column per lane: those of its experts, ascending,
-// then zeros.
+// One warp gathers the gradients of a token, one column per lane: those of its experts, ascending, then zeros.
 template <typename Block>
 __device__ void gather_gradients(const Block& block, uint32_t token, const TokenEntries& entries,
-                                 const Part& part) {
+                                 const RankRow& rank_row) {
     const uint32_t columns = block.params.columns;
     const uint8_t* gradients = nullptr;
-    if (part.is_remote) {
-        gradients = part.row + block.common.shape.row_bytes;
+    if (rank_row.is_remote) {
+        gradients = rank_row.row + block.common.shape.row_bytes;
     } else if (entries.is_first() && !Block::kZones) {
         const uint64_t row = block.row_from(block.rank(), entries.entry.index);
         gradients = reinterpret_cast<const uint8_t*>(block.params.gradients + row * columns);
@@ -99,7 +98,7 @@ __device__ void gather_gradients(const Block& block, uint32_t token, const Token
         const uint32_t* from = reinterpret_cast<const uint32_t*>(shuffle(gradients, lane));
         const bool is_mine = lane_idx() >= begin && lane_idx() < begin + count;
         if constexpr (Block::kZones) {
-            const uint32_t row = shuffle(part.sequence, lane);
+            const uint32_t row = shuffle(rank_row.sequence, lane);
             if (is_mine && from == nullptr) {
                 word = __float_as_uint(block.input.gradient(block, row, lane_idx() - begin));
             }
@@ -111,9 +110,9 @@ __device__ void gather_gradients(const Block& block, uint32_t token, const Token
     }
     word = block.partials.gradient(token, block.common.handle.top_k, word, columns);
     if (lane_idx() < columns) {
-        // The place is found again: kept during the sum, it would cost registers.
-        const auto place = block.scope.place(block.common, token);
-        block.scope.gradients(block.params, place, token)[lane_idx()] = __uint_as_float(word);
+        // The location is found again, as keeping it during the sum would cost registers.
+        const auto location = block.scope.location(block.common, token);
+        block.scope.gradients(block.params, location, token)[lane_idx()] = __uint_as_float(word);
     }
 }
 
@@ -127,27 +126,27 @@ __device__ void sum_tokens(const Block& block, typename Block::Buffers* buffers)
             break;
         }
         const TokenEntries entries(common, token);
-        const Part part = part_of(block, entries);
-        const auto addends = block.input.addends_of(block, token, entries.firsts, part);
-        if (!wait_for_parts(block, entries, part)) {
+        const RankRow rank_row = rank_row_of(block, entries);
+        const auto addends = block.input.addends_of(block, token, entries.firsts, rank_row);
+        if (!wait_for_rank_rows(block, entries, rank_row)) {
             break;
         }
         Vec16* out = reinterpret_cast<Vec16*>(block.scope.row_of_token(
-            block.params.out, row_format(common), block.scope.place(common, token), token));
+            block.params.out, row_format(common), block.scope.location(common, token), token));
         if constexpr (Block::kZones) {
             block.input.sum_to(out, addends, row_format(common).bytes, *buffers);
         } else {
             const uint8_t* partial = block.partials.row(row_format(common), token, lane_idx());
             for (uint32_t first = 0; first < vecs; first += kVecs * kWarpSize) {
-                sum_chunk<Type>(block, token, entries.firsts, part, partial, first, out);
+                sum_chunk<Type>(block, token, entries.firsts, rank_row, partial, first, out);
             }
         }
         if (block.params.columns != 0) {
-            gather_gradients(block, token, entries, part);
+            gather_gradients(block, token, entries, rank_row);
         }
         sync_warp();
-        if (part.is_remote) {
-            give_credit(common, WholeSlots{}, block.shared.pairs, entries.rank, part.sequence);
+        if (rank_row.is_remote) {
+            give_credit(common, WholeSlots{}, block.shared.pairs, entries.rank, rank_row.sequence);
         }
     }
 }

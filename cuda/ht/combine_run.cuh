@@ -1,4 +1,4 @@
-// The course of a combine, whatever the rows of the input are.
+// The steps of a combine, common to all kinds of input rows.
 #pragma once
 
 #include "combine_receive.cuh"
@@ -6,8 +6,8 @@
 
 namespace nccl_ep::ht_combine_impl {
 
-// A warp adds to `waits` how long each peer's first row takes; the row stays marked as arrived, whoever takes it.
-// `ranks` has the ranks of the peers, NULL on one node.
+// A warp adds to `waits` how long each peer's first row takes to arrive, which stays visible after another warp has
+// taken the row. `ranks` has the group ranks of the peers, NULL on one node.
 __device__ __noinline__ static void time_first_rows(const HtCommon& common, const HtPairs& pairs, uint64_t* waits,
                                                     const uint32_t* ranks) {
     const uint64_t begin = globaltimer_ns();
@@ -50,13 +50,13 @@ __device__ void run(const HtCombineParams& params, const Scope& scope, const Par
         needed = input.needed();
     }
     if (params.in_rows < needed) {
-        // Rows are missing, and there is nothing else to return to the peers.
+        // Without these rows there is nothing to return to the peers, so nothing is sent at all.
         if (blockIdx.x == 0 && threadIdx.x == 0) {
             fail(common, params.rows_fault, block.rank(), needed, params.in_rows);
         }
         return;
     }
-    // The last block receives; its other warps do this one's share meanwhile.
+    // The last block receives; this warp's share is done by the block's other warps meanwhile.
     if (params.waits != nullptr && blockIdx.x == gridDim.x - 1 && warp_idx() == num_warps() - 1) {
         time_first_rows(common, shared.pairs, params.waits, scope.ranks());
     }

@@ -1,11 +1,11 @@
-// How a combine sends: a warp takes a row of any home whose ring has a free slot, and copies it there.
+// The sending half of a combine: a warp takes a row for any home whose ring has a free slot, and copies it there.
 #pragma once
 
 #include "combine_block.cuh"
 
 namespace nccl_ep::ht_combine_impl {
 
-// Row `index` of those that return to `home`.
+// Row `index` of those that this rank returns to `home`.
 struct Returning {
     uint32_t home;
     uint32_t index;
@@ -14,14 +14,14 @@ struct Returning {
     __device__ uint32_t sequence(const Block& block) const {
         return unit_of_row(WholeSlots{}, block.shared.pairs.sent[home], index);
     }
-    // Its number among all rows that this rank received.
+    // Its row in the input.
     template <typename Block>
     __device__ uint32_t row(const Block& block) const {
         return block.row_from(home, index);
     }
 };
 
-// With zones there is nothing to load ahead: what is sent is a sum.
+// Starts to load a chunk of a row. Not with zones, where the row is a sum that send_row computes.
 template <typename Block>
 __device__ __forceinline__ void load_chunk(const Block& block, const Returning& returning,
                                            uint32_t offset, Staging& staging) {
@@ -34,7 +34,7 @@ __device__ __forceinline__ void load_chunk(const Block& block, const Returning& 
     staging.load_to(staging.chunk(), row + offset, format.chunk_at(offset));
 }
 
-// Writes the row's gradients, which travel behind it. Earlier stores from the tails must have been read.
+// Writes the row's gradients, which travel in its tail, to shared memory. Earlier stores must have read the tails.
 template <typename Block>
 __device__ void write_tail(const Block& block, const Returning& returning, Staging& staging) {
     const uint32_t columns = block.params.columns;
@@ -52,7 +52,8 @@ __device__ void write_tail(const Block& block, const Returning& returning, Stagi
     staging.settle();
 }
 
-// Stores the row, whose first chunk is loaded. With zones it departs here, otherwise once the next row is being loaded.
+// Stores the row, whose first chunk is being loaded. With zones it is enqueued for notification here, otherwise by the
+// caller once the next row is being loaded.
 template <typename Block>
 __device__ void store_row(const Block& block, const Returning& returning, typename Block::Buffers& staging,
                           NotifyQueue& queue) {
@@ -65,7 +66,7 @@ __device__ void store_row(const Block& block, const Returning& returning, typena
     }
     if constexpr (Block::kZones) {
         block.input.send_row(block, returning.row(block), slot, staging,
-                             [&] { queue.depart(lane_idx() == 0, returning.home, returning.sequence(block)); });
+                             [&] { queue.enqueue(lane_idx() == 0, returning.home, returning.sequence(block)); });
     }
     for (uint32_t offset = 0; !Block::kZones && offset < format.bytes; offset += format.chunk_bytes) {
         if (offset != 0) {
@@ -104,22 +105,22 @@ __device__ void send_rows(const Block& block, typename Block::Buffers& staging, 
             return false;
         });
     };
-    Work work = wait_for_row();
+    TakenRow work = wait_for_row();
     if (work.peer != kNoPeer) {
         load_chunk(block, {work.peer, work.index}, 0, staging);
     }
     while (work.peer != kNoPeer) {
         const Returning returning = {work.peer, work.index};
         store_row(block, returning, staging, queue);
-        // The next row is loaded while this one is under way; but if no next one has a credit, nobody must
-        // wait for the notification of this one.
+        // The next row is loaded while this one is in flight. But if no next row has a credit, this one must be
+        // notified at once.
         work = try_next_row(sequences, is_ready);
         const bool is_loading = work.peer != kNoPeer;
         if (is_loading) {
             load_chunk(block, {work.peer, work.index}, 0, staging);
         }
         if (!Block::kZones) {
-            queue.depart(lane_idx() == 0, returning.home, returning.sequence(block));
+            queue.enqueue(lane_idx() == 0, returning.home, returning.sequence(block));
         }
         if (!is_loading && work.left != kNoPeer) {
             queue.flush();

@@ -1,6 +1,7 @@
-// The counts that a dispatch, or a routing over several nodes, tells its caller.
+// Stores the counts that the caller of a dispatch, or of a routing over several nodes, wants. If the ranks do not agree
+// on the handle, all counts are 0.
 //
-// Grid: one block, behind the kernel that routes. A handle on which the ranks do not agree has no rows.
+// Grid: one block, behind the kernel that routes.
 
 #include "../base/entry.cuh"
 #include "zones.cuh"

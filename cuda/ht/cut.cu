@@ -1,11 +1,11 @@
-// Drops the rows of a handle that its ranks have no room for, after ht_route: each rank keeps the first of the rows
+// Drops, after ht_route, the rows of a handle that its ranks have no room for: each rank keeps the first of the rows
 // that come to it, in their order. The ids of dropped rows become -1, so no operation sees them.
 //
-// Grid: one block. A rank tells each source how many of its rows stay. The source removes the others from its entries
-// and ids; where only some of its rows stay, it tells that rank how many of them are for each of its experts, as only
-// the source knows. Where all rows of a source stay, ht_route has heard their counts.
+// Grid: one block. A rank tells each source how many of its rows it keeps. The source removes the others from its
+// entries and ids. If only some of its rows are kept, it tells the rank how many of them are for each of the rank's
+// experts, as only the source knows that. If all are kept, the counts of ht_route still hold.
 //
-// Packets have the epoch of ht_route and lie in its bank, as do those that ht_zones reads; zones.cu says why nobody
+// Packets have the epoch of ht_route and are in its bank, like those that ht_zones reads; zones.cu says why nobody
 // still reads there. If the ranks disagree nobody sends or waits; after a failure nobody sends.
 
 #include "../base/entry.cuh"
@@ -15,7 +15,7 @@
 namespace nccl_ep::ht_cut_impl {
 
 struct SharedStorage {
-    // Of this rank's rows to each rank, and of those from each rank, how many stay.
+    // How many of this rank's rows each rank keeps, and how many of each rank's rows this rank keeps.
     uint32_t to[MAX_PEERS];
     uint32_t from[MAX_PEERS];
 };
@@ -27,19 +27,20 @@ struct Block {
 
     __device__ uint32_t ranks() const { return params.peers.ranks; }
     __device__ uint32_t local_experts() const { return params.layout.local_experts; }
-    // How many of so many rows there is room for.
+    // How many of `rows` rows there is room for.
     __device__ uint32_t cut(uint32_t rows) const { return min(rows, params.limit); }
-    // Packets from `source`: how many of the receiver's rows stay, then how many of its own are for each expert.
+    // The packets from `source`: how many of the receiver's rows it keeps, then how many of its own rows are for each
+    // of the receiver's experts.
     template <template <typename> class Address>
     __device__ Address<uint64_t> packets(Address<uint8_t> window, uint32_t source) const {
         return packets_of<Address>(params.packets, epoch, window) + uint64_t{source} * (1 + local_experts());
     }
-    __device__ void tell_rank(uint32_t rank, uint32_t number, uint32_t value) const {
+    __device__ void send_to_rank(uint32_t rank, uint32_t number, uint32_t value) const {
         if (is_active(params.peers, rank) && known_failure(params.wait) == 0) {
             put_value(packets(window_of(params.peers, rank), params.peers.rank) + number, make_packet(epoch, value));
         }
     }
-    __device__ uint32_t hear(uint32_t rank, uint32_t number, uint32_t most) const {
+    __device__ uint32_t receive(uint32_t rank, uint32_t number, uint32_t most) const {
         if (!is_active(params.peers, rank)) {
             return 0;
         }
@@ -50,13 +51,13 @@ struct Block {
     __device__ bool stays(const HtEntry& entry) const {
         return entry.index < shared.to[entry.expert / local_experts()];
     }
-    // Whether some of this rank's rows to `rank` stay and some do not.
-    __device__ bool is_partly(uint32_t rank) const {
+    // Whether `rank` keeps some of this rank's rows but not all.
+    __device__ bool keeps_some(uint32_t rank) const {
         return shared.to[rank] > 0 && shared.to[rank] < params.handle.departures[rank];
     }
 };
 
-// One thread takes out of a token what does not stay, and counts what does.
+// One thread removes dropped rows from a token's entries and ids, and counts those that are kept.
 __device__ void cut_token(const Block& block, uint32_t token) {
     const HtCutParams& params = block.params;
     const uint32_t top_k = params.handle.top_k;
@@ -86,7 +87,7 @@ __device__ void cut_token(const Block& block, uint32_t token) {
     }
 }
 
-// One thread: how many of the rows that stay are for a local expert.
+// One thread finds how many of the rows that this rank keeps are for a local expert.
 __device__ uint32_t rows_for(const Block& block, uint32_t expert) {
     const HtCutParams& params = block.params;
     uint32_t rows = 0;
@@ -95,7 +96,7 @@ __device__ uint32_t rows_for(const Block& block, uint32_t expert) {
         const uint32_t all = params.handle.begins[source + 1] - params.handle.begins[source];
         const uint32_t stay = block.shared.from[source];
         if (stay > 0 && stay < all) {
-            rows += block.hear(source, 1 + expert, stay);
+            rows += block.receive(source, 1 + expert, stay);
         } else if (stay > 0) {
             rows += heard_rows(params, block.epoch, source, expert);
         }
@@ -120,10 +121,10 @@ ENTRY(ht_cut) {
     }
     for (uint32_t rank = threadIdx.x; rank < ranks; rank += HT_CUT_THREADS) {
         shared.from[rank] = block.cut(handle.begins[rank + 1]) - block.cut(handle.begins[rank]);
-        block.tell_rank(rank, 0, shared.from[rank]);
+        block.send_to_rank(rank, 0, shared.from[rank]);
     }
     for (uint32_t rank = threadIdx.x; rank < ranks; rank += HT_CUT_THREADS) {
-        shared.to[rank] = block.hear(rank, 0, handle.departures[rank]);
+        shared.to[rank] = block.receive(rank, 0, handle.departures[rank]);
     }
     __syncthreads();
     for (uint32_t token = threadIdx.x; token < handle.tokens; token += HT_CUT_THREADS) {
@@ -132,8 +133,8 @@ ENTRY(ht_cut) {
     __syncthreads();
     for (uint32_t i = threadIdx.x; i < ranks * block.local_experts(); i += HT_CUT_THREADS) {
         const uint32_t rank = i / block.local_experts();
-        if (block.is_partly(rank)) {
-            block.tell_rank(rank, 1 + i % block.local_experts(), ld_relaxed_gpu(params.tally + i));
+        if (block.keeps_some(rank)) {
+            block.send_to_rank(rank, 1 + i % block.local_experts(), ld_relaxed_gpu(params.tally + i));
         }
         st_relaxed_gpu(params.tally + i, 0);
     }

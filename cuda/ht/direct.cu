@@ -1,7 +1,7 @@
-// High-throughput dispatch in groups with objects: the ranks make offers, and rows go straight to the peers' outputs,
-// or through rings (offers.cuh).
+// High-throughput dispatch in groups with objects: if all ranks offer their outputs, rows are stored directly to them,
+// else they go through rings (offers.cuh).
 //
-// Grid: as through rings; rows that go straight are sent by warps of the first blocks.
+// Grid: as through rings; direct rows are sent by warps of the first blocks.
 
 #include "../base/entry.cuh"
 #include "direct_rows.cuh"
@@ -12,17 +12,17 @@ namespace nccl_ep::ht_direct_impl {
 template <typename Rows>
 __device__ void run(const HtDispatchParams& params, const HtMapped& mapped, const Rows& rows) {
     DYNAMIC_SHARED(uint8_t, memory);
-    Agreed& agreed = *reinterpret_cast<Agreed*>(memory);
+    SharedOffers& offers = *reinterpret_cast<SharedOffers*>(memory);
     const auto has_room = [&](uint32_t total) {
         return params.out_rows >= total && rows.scale_rows() >= total && params.routing_rows >= total;
     };
-    const Agreement agreement = agree(params.common, mapped, has_room, agreed, [] {});
+    const Agreement agreement = agree(params.common, mapped, has_room, offers, [] {});
     __syncthreads();
-    if (agreement.way == Way::kStraight) {
-        run(Block<Rows>{params, mapped, rows, agreed}, memory + HT_MAPPED_SHARED_BYTES);
-    } else if (agreement.way == Way::kRings) {
+    if (agreement.way == RowPath::kDirect) {
+        run(Block<Rows>{params, mapped, rows, offers}, memory + HT_MAPPED_SHARED_BYTES);
+    } else if (agreement.way == RowPath::kRings) {
         ht_dispatch_impl::run(params, AllRows{}, rows);
-        hear_all(params.common, mapped, agreement);
+        wait_for_all_offers(params.common, mapped, agreement);
     }
 }
 

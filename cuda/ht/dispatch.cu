@@ -1,14 +1,14 @@
-// High-throughput dispatch: every row goes once to each rank that hosts one of its token's experts, into a ring there,
-// and from the ring to its row of the output.
+// High-throughput dispatch: every row is sent once to each rank that hosts one of its token's experts, into a ring
+// there, and copied from the ring to its row of the output.
 //
 // Grid: sending blocks, then receiving blocks, no more than fit on the GPU at once; every warp with a staging buffer
-// works on its own. A sending warp takes a token, loads its row once and stores it to the rings of all its peers; if it
-// casts the row, it stores it to this rank's output too, even if the row goes nowhere else. One more warp of its block,
-// the notifier, notifies the peers. One warp of a receiving block polls for arrivals. Each of the others has rows of
-// its own: it takes any that has arrived, gives its credit as soon as it is in shared memory, and stores it where it
-// belongs: by ascending source, then token. Ids and weights, if any, travel behind the row. While nothing has arrived
-// receivers do this rank's local work: rows of its own tokens for its own experts, and output rows that no token fills,
-// which get zeros and ids of -1.
+// works independently. A sending warp takes a token, loads its row once and stores it to the rings of all its peers; if
+// it casts the row, it also stores it to this rank's output, even if the row goes nowhere else. One more warp of the
+// block, the notifier, notifies the peers. In a receiving block one warp polls for arrivals. Each of the others has
+// rows of its own: it takes any of them that has arrived, gives the credit as soon as the row is in shared memory, and
+// stores the row to the output: by ascending source, then token. Ids and weights, if any, travel behind the row. While
+// nothing has arrived, receivers do local work: rows of this rank's tokens for its own experts, and output rows that no
+// token fills, which get zeros and ids of -1.
 
 #include "../base/entry.cuh"
 #include "cast_rows.cuh"

@@ -1,53 +1,53 @@
-// What receivers do on this rank alone: rows of own tokens for own experts, unless their senders keep them, and rows
-// of outputs that no token fills.
+// The receivers' local work, without peers: rows of this rank's tokens for its own experts, unless senders store them,
+// and output rows that no token fills.
 #pragma once
 
 #include "dispatch_block.cuh"
 
 namespace nccl_ep::ht_dispatch_impl {
 
-// What a token's image is made of.
+// A token of this rank, from which `finish` makes the image.
 template <typename Block>
-struct KeptToken {
+struct LocalToken {
     uint32_t token;
-    typename Block::Place place;
-    typename Block::Ahead ahead;
+    typename Block::TokenLocation location;
+    typename Block::Prefetched prefetched;
 };
 
-// One warp copies a token to its row of this rank's own output; false if it does not go there.
+// One warp copies a token to its row of this rank's output; false if the token does not go there.
 template <typename Block>
-__device__ bool keep_token(const Block& block, uint32_t token, Staging& staging) {
+__device__ bool copy_local_token(const Block& block, uint32_t token, Staging& staging) {
     const auto& rows = block.rows;
     const TokenEntries entries(block.common, token);
-    const KeptRow kept(block, entries);
-    if (!kept.is_here) {
+    const LocalRow local(block, entries);
+    if (!local.is_here) {
         return false;
     }
-    const uint32_t row = kept.row(block);
-    const typename Block::Place place = block.scope.place(block.common, token);
-    const KeptToken<Block> source = {token, place, rows.look_ahead(block, token, place)};
-    for (uint32_t offset = 0; block.keeps_images && offset < rows.span(block.common);
+    const uint32_t row = local.row(block);
+    const typename Block::TokenLocation location = block.scope.location(block.common, token);
+    const LocalToken<Block> source = {token, location, rows.prefetch(block, token, location)};
+    for (uint32_t offset = 0; block.wants_images && offset < rows.span(block.common);
          offset += rows.step(block.common)) {
         staging.wait_reusable();
-        rows.load(block, block.row_of_token(token, place), offset, staging);
+        rows.load(block, block.row_of_token(token, location), offset, staging);
         const uint8_t* chunk = rows.finish(block, source, offset, staging);
         rows.deliver(block, row, offset, rows.bytes_at(block.common, offset), chunk, staging);
         staging.commit();
     }
     if (block.scope.has_routing(block.params)) {
-        kept.write_routing(block, entries, weight_of_lane(block, entries, block.given_routing(token, place)));
+        local.write_routing(block, entries, weight_of_lane(block, entries, block.caller_routing(token, location)));
     }
     sync_warp();
     return true;
 }
 
-// One warp fills a row of each output that no token fills, of rows and scales only if that is wanted; false if there is
-// none.
+// One warp fills row `number`, which no token fills, of each output, of rows and scales only if `fills_rest`; false if
+// no output has that row.
 template <typename Block>
 __device__ bool fill_unused_row(const Block& block, uint64_t number, Staging& staging) {
     const bool fills = block.params.fills_rest != 0;
-    const bool has_row = any_lane(fills && block.keeps_rows && number < block.params.out_rows);
-    const bool has_routing = any_lane(block.keeps_routing && number < block.params.routing_rows);
+    const bool has_row = any_lane(fills && block.wants_rows && number < block.params.out_rows);
+    const bool has_routing = any_lane(block.wants_routing && number < block.params.routing_rows);
     const uint32_t row = static_cast<uint32_t>(number);
     if (has_row) {
         const uint32_t row_bytes = block.rows.payload_bytes(block.common);
@@ -70,19 +70,19 @@ template <typename Block>
 __device__ bool work_locally(const Block& block, Staging& staging) {
     SharedStorage& shared = block.shared;
     const uint32_t tokens = block.common.handle.tokens;
-    while (!Block::kKeptBySender) {
+    while (!Block::kSenderStoresLocal) {
         const uint32_t token = block.receivers.next_unit(&shared.next_own);
         if (any_lane(token >= tokens)) {
             break;
         }
-        if (keep_token(block, token, staging)) {
+        if (copy_local_token(block, token, staging)) {
             return true;
         }
     }
     if (!block.scope.is_own()) {
         return false;
     }
-    const Share own_turns = {blockIdx.x, 1};
+    const BlockRange own_turns = {blockIdx.x, 1};
     const uint64_t turn = own_turns.next_unit(&shared.next_unused);
     const uint64_t unused = turn * block.receivers.blocks + block.receivers.index();
     if constexpr (Block::kZones) {

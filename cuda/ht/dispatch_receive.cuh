@@ -1,4 +1,4 @@
-// How a dispatch receives: warps take those of their rows that have arrived, and store them where they belong.
+// The receiving half of a dispatch: a warp takes those of its rows that have arrived and stores them to the outputs.
 #pragma once
 
 #include "dispatch_local.cuh"
@@ -38,16 +38,17 @@ __device__ void take_row(const Block& block, uint32_t source, uint32_t index, St
     }
 }
 
-// A row of another shape that has come.
-struct OddRow {
+// A row of another shape that has arrived.
+struct MismatchedRow {
     uint32_t source = kNoPeer;
     uint32_t sequence = 0;
     uint32_t fingerprint = 0;
 };
 
-// Whether row `index` of `source` is here. One of another shape never is: it ends the operation.
+// Whether row `index` from `source` has arrived. A row of another shape never has, and goes to `odd`: it ends the
+// operation.
 template <typename Block>
-__device__ __forceinline__ bool has_arrived(const Block& block, uint32_t source, uint32_t index, OddRow& odd) {
+__device__ __forceinline__ bool has_arrived(const Block& block, uint32_t source, uint32_t index, MismatchedRow& odd) {
     const uint32_t sequence =
         unit_of_row(AnyUnits{block.common}, block.shared.pairs.received[source], index);
     const uint64_t packet = ld_acquire_sys(own_rings(block.common).arrival(source, sequence));
@@ -62,10 +63,10 @@ __device__ __forceinline__ bool has_arrived(const Block& block, uint32_t source,
     return fits;
 }
 
-// One warp polls for the block which of its rows have come, a few of each source at once. False once none is
-// left.
+// One warp polls, for its block, which of the block's rows have arrived, a few of each source at once; false once none
+// is left.
 template <typename Block>
-__device__ bool poll_arrivals(const Block& block, OddRow& odd) {
+__device__ bool poll_arrivals(const Block& block, MismatchedRow& odd) {
     const PeerTable& peers = block.common.peers;
     const PollLanes poll(peers.ranks);
     bool left = false;
@@ -85,10 +86,11 @@ __device__ bool poll_arrivals(const Block& block, OddRow& odd) {
     return ballot(left).any();
 }
 
-// Polls until no row is left or the operation has failed. The warps that take the rows have a deadline.
+// Polls until no row is left or the operation has failed. It needs no deadline, as the warps that take the rows have
+// one.
 template <typename Block>
 __device__ void poll_arrivals(const Block& block) {
-    OddRow odd;
+    MismatchedRow odd;
     while (poll_arrivals(block, odd) && !any_lane(odd.source != kNoPeer || has_failed(block.common.wait))) {
     }
     if (odd.source != kNoPeer) {
@@ -96,26 +98,27 @@ __device__ void poll_arrivals(const Block& block) {
     }
 }
 
-// The rows that a warp takes. Those of a source are dealt to the receiving blocks in turn, and those of a block to its
-// warps, so that no two look for the same one: where they did, a block took no more than a row in 250 ns
-// (docs/development/high-throughput.md). Each lane has the warp's next rows of some sources.
-class DealtRows {
+// The rows that a warp takes. The rows of a source are dealt to the receiving blocks in turn, and those of a block to
+// its warps, so that no two warps compete for a row: when they did, a block took at most one row in 250 ns
+// (docs/development/high-throughput.md). Each lane has the warp's next rows from some sources.
+class AssignedRows {
    public:
     template <typename Block>
-    __device__ explicit DealtRows(const Block& block) : step_(block.receivers.blocks * block.common.shape.copy_warps) {
+    __device__ explicit AssignedRows(const Block& block)
+        : step_(block.receivers.blocks * block.common.shape.copy_warps) {
 #pragma unroll 1
         for (uint32_t base = 0; base < kRounds * kWarpSize; base += kWarpSize) {
             const uint32_t source = base + lane_idx();
-            // Every other source in the opposite order, so that the last turns are not all the same warps'.
+            // Every other source deals in the opposite order, so that not all last rows go to the same warps.
             const uint32_t turn = source % 2 != 0 ? block.common.shape.copy_warps - 1 - warp_idx() : warp_idx();
             rotate(row_of_turn(block.receivers, source, turn));
         }
     }
 
-    // Looks once for a row that has come.
+    // Looks once for a row that has arrived.
     template <typename Block>
-    __device__ Work take(const Block& block) {
-        Work work = {kNoPeer, 0, kNoPeer};
+    __device__ TakenRow take(const Block& block) {
+        TakenRow work = {kNoPeer, 0, kNoPeer};
 #pragma unroll 1
         for (uint32_t base = 0; base < kRounds * kWarpSize; base += kWarpSize) {
             if (base < block.ranks() && work.peer == kNoPeer) {
@@ -129,7 +132,7 @@ class DealtRows {
    private:
     static constexpr uint32_t kRounds = (MAX_PEERS + kWarpSize - 1) / kWarpSize;
 
-    // The first round's rows leave and `last` enter: so code for a round exists once, with its rows in registers.
+    // Drops the first round's rows and appends `last`: so the code for a round exists once, with its rows in registers.
     __device__ __forceinline__ void rotate(uint32_t last) {
 #pragma unroll
         for (uint32_t i = 0; i + 1 < kRounds; ++i) {
@@ -138,9 +141,9 @@ class DealtRows {
         next_[kRounds - 1] = last;
     }
 
-    // Looks among the sources from `base` on, starting after that of the last row.
+    // Looks among the sources from `base` on, beginning after the source of the last row.
     template <typename Block>
-    __device__ void look(const Block& block, uint32_t base, Work& work) {
+    __device__ void look(const Block& block, uint32_t base, TakenRow& work) {
         const uint32_t source = base + lane_idx();
         const bool is_left = source < block.ranks() && next_[0] < block.shared.pairs.to_receive[source];
         const bool has_come = is_left && next_[0] < ld_acquire_cta_shared(&block.shared.arrived[source]);
@@ -167,26 +170,26 @@ class DealtRows {
 
 template <typename Block>
 __device__ void receive_rows(const Block& block, Staging& staging) {
-    DealtRows rows(block);
-    Work work;
-    Patience patience;
+    AssignedRows rows(block);
+    TakenRow work;
+    WaitLimit limit;
     bool has_local_work = true;
     bool gives_up = false;
     do {
         work = rows.take(block);
         if (work.peer != kNoPeer) {
             take_row(block, work.peer, work.index, staging);
-            patience = {};
+            limit = {};
         } else if (has_local_work) {
             has_local_work = work_locally(block, staging);
         } else if (work.left != kNoPeer) {
-            gives_up = patience.ends(block.common.wait);
+            gives_up = limit.is_over(block.common.wait);
         }
         sync_warp();
     } while ((work.peer != kNoPeer || work.left != kNoPeer || has_local_work) && !gives_up);
     staging.wait_stored();
     if (gives_up) {
-        patience.report(block.common, {WAIT_STREAMED_ROW, work.left, block.shared.pairs.operation});
+        limit.report(block.common, {WAIT_STREAMED_ROW, work.left, block.shared.pairs.operation});
     }
 }
 

@@ -1,4 +1,4 @@
-// The course of a dispatch, whatever its rows are.
+// The steps of a dispatch, common to all kinds of rows.
 #pragma once
 
 #include "dispatch_receive.cuh"
@@ -6,7 +6,7 @@
 
 namespace nccl_ep::ht_dispatch_impl {
 
-// Rows that the outputs must have.
+// How many rows the outputs must have.
 template <typename Block>
 __device__ __forceinline__ uint32_t rows_needed(const Block& block) {
     if constexpr (Block::kZones) {
@@ -16,8 +16,8 @@ __device__ __forceinline__ uint32_t rows_needed(const Block& block) {
     }
 }
 
-// Whether the outputs have room for what comes; a missing one has room for any number of rows. Otherwise the operation
-// fails: here at once, on peers while they wait for this rank or when they begin their next operation.
+// Whether the outputs have room for what comes; an output that is not wanted has room for any number of rows. Otherwise
+// the operation fails: here at once, on peers while they wait for this rank or when they begin their next operation.
 template <typename Block>
 __device__ bool check_outputs(const Block& block) {
     const HtDispatchParams& params = block.params;
@@ -38,7 +38,7 @@ __device__ bool check_outputs(const Block& block) {
     return rows_fit && scales_fit && routing_fits;
 }
 
-__device__ __forceinline__ void clear_shared(SharedStorage& shared, const Share& receivers, uint8_t* zeros) {
+__device__ __forceinline__ void clear_shared(SharedStorage& shared, const BlockRange& receivers, uint8_t* zeros) {
     for (uint32_t peer = threadIdx.x; peer < MAX_PEERS; peer += blockDim.x) {
         shared.arrived[peer] = row_of_turn(receivers, peer, 0);
     }
@@ -50,7 +50,7 @@ __device__ __forceinline__ void clear_shared(SharedStorage& shared, const Share&
     for (uint32_t i = threadIdx.x; i < HT_ZERO_BYTES / sizeof(Vec16); i += blockDim.x) {
         reinterpret_cast<Vec16*>(zeros)[i] = {{0, 0, 0, 0}};
     }
-    settle_shared();
+    fence_for_bulk();
     clear_queues(shared.notify_state);
 }
 

@@ -1,29 +1,29 @@
-// How a dispatch sends: a warp takes a token, and stores its row to the rings of all its peers. Where it casts the
-// row, it also stores it to this rank's output.
+// The sending half of a dispatch: a warp takes a token and stores its row to the rings of all its peers. If it casts
+// the row, it also stores it to this rank's output.
 #pragma once
 
 #include "dispatch_block.cuh"
 
 namespace nccl_ep::ht_dispatch_impl {
 
-// What is known of a token: loaded well before it is needed, as loads wait behind the SM's stores.
+// What a warp loads of its next token well in advance, as loads wait behind the SM's stores.
 template <typename Block>
 struct Upcoming {
     uint32_t token;
-    typename Block::Place place;
+    typename Block::TokenLocation location;
     HtEntry entry;
-    GivenRouting given;
-    typename Block::Ahead ahead;
+    CallerRouting given;
+    typename Block::Prefetched prefetched;
 };
 
-// A token that a warp is about to send; lanes that are a rank's first know where it goes there.
+// A token that a warp is about to send. The lane of a rank's first expert knows where the row goes on that rank.
 template <typename Block>
 struct Outgoing {
     uint32_t token;
-    typename Block::Place place;
+    typename Block::TokenLocation location;
     TokenEntries entries;
-    GivenRouting given;
-    typename Block::Ahead ahead;
+    CallerRouting given;
+    typename Block::Prefetched prefetched;
 
     __device__ bool is_left(const Block& block) const {
         return any_lane(token < block.common.handle.tokens);
@@ -34,12 +34,12 @@ struct Outgoing {
     __device__ LaneMask to_peers(const Block& block) const {
         return ballot(goes_to_peer(block));
     }
-    // Whether senders have anything to do with it.
+    // Whether senders have to handle the token.
     __device__ bool is_sent(const Block& block) const {
-        return Block::kKeptBySender ? entries.firsts.any() : to_peers(block).any();
+        return Block::kSenderStoresLocal ? entries.firsts.any() : to_peers(block).any();
     }
     __device__ const uint8_t* row(const Block& block) const {
-        return block.row_of_token(token, place);
+        return block.row_of_token(token, location);
     }
     __device__ uint32_t sequence(const Block& block) const {
         return unit_of_row(AnyUnits{block.common}, block.shared.pairs.sent[entries.rank],
@@ -50,19 +50,20 @@ struct Outgoing {
 template <typename Block>
 __device__ __forceinline__ Upcoming<Block> next_token(const Block& block) {
     const uint32_t token = block.senders.next_unit(&block.shared.next_token);
-    const typename Block::Place place = block.scope.place(block.common, token);
-    return {token, place, TokenEntries::load_entry(block.common.handle, token),
-            block.given_routing(token, place), block.rows.look_ahead(block, token, place)};
+    const typename Block::TokenLocation location = block.scope.location(block.common, token);
+    return {token, location, TokenEntries::load_entry(block.common.handle, token),
+            block.caller_routing(token, location), block.rows.prefetch(block, token, location)};
 }
 
-// Takes the next token that is sent, and starts loading its row. `upcoming` is the warp's.
+// Takes the next token that is to be sent, and starts to load its row. `upcoming` is the token that the warp has
+// prefetched.
 template <typename Block>
 __device__ __forceinline__ Outgoing<Block> fetch(const Block& block, Upcoming<Block>& upcoming,
                                                  Staging& staging) {
     for (;;) {
         const Outgoing<Block> outgoing = {
-            upcoming.token, upcoming.place, {block.common, upcoming.entry}, upcoming.given,
-            upcoming.ahead};
+            upcoming.token, upcoming.location, {block.common, upcoming.entry}, upcoming.given,
+            upcoming.prefetched};
         if (!outgoing.is_left(block)) {
             return outgoing;
         }
@@ -75,7 +76,7 @@ __device__ __forceinline__ Outgoing<Block> fetch(const Block& block, Upcoming<Bl
     }
 }
 
-// Prepares the tails, one for each peer; `weight` is that of each lane's expert.
+// Writes the tails to shared memory, one for each peer; `weight` is that of each lane's expert.
 template <typename Block>
 __device__ void write_tails(const Block& block, const Outgoing<Block>& outgoing, float weight, Staging& staging) {
     uint64_t* tail = reinterpret_cast<uint64_t*>(staging.tails());
@@ -88,30 +89,31 @@ __device__ void write_tails(const Block& block, const Outgoing<Block>& outgoing,
     }
 }
 
-// The lanes whose peer has given no credit for the row yet.
+// The lanes whose peer has not given credit for the row yet.
 template <typename Block>
 __device__ __forceinline__ LaneMask without_credit(const Block& block, const Outgoing<Block>& outgoing) {
     return ballot(outgoing.goes_to_peer(block) &&
                   !has_credit(block.shared.pairs, outgoing.entries.rank, outgoing.sequence(block)));
 }
 
-// Stores a chunk of the row, and with the first its ids and weights, to this rank's output, if it goes there.
+// If the row stays on this rank, too, stores a chunk of it to the output, and with the first chunk ids and weights.
 template <typename Block>
-__device__ __forceinline__ void keep_chunk(const Block& block, const Outgoing<Block>& outgoing,
-                                           float weight, uint32_t offset, const uint8_t* chunk,
-                                           Staging& staging) {
-    const KeptRow kept(block, outgoing.entries);
-    if (!kept.is_here) {
+__device__ __forceinline__ void store_local_chunk(const Block& block, const Outgoing<Block>& outgoing,
+                                                  float weight, uint32_t offset, const uint8_t* chunk,
+                                                  Staging& staging) {
+    const LocalRow local(block, outgoing.entries);
+    if (!local.is_here) {
         return;
     }
     const uint32_t bytes = block.rows.bytes_at(block.common, offset);
-    block.rows.deliver(block, kept.row(block), offset, bytes, chunk, staging);
+    block.rows.deliver(block, local.row(block), offset, bytes, chunk, staging);
     if (offset == 0) {
-        kept.write_routing(block, outgoing.entries, weight);
+        local.write_routing(block, outgoing.entries, weight);
     }
 }
 
-// Stores the row, whose first chunk is loaded, and its tails to all peers; and here, if senders keep rows.
+// Stores the row, whose first chunk is being loaded, and its tails to all peers; with kSenderStoresLocal also to this
+// rank's output.
 template <typename Block>
 __device__ void store_row(const Block& block, const Outgoing<Block>& outgoing, float weight, Staging& staging) {
     const HtCommon& common = block.common;
@@ -133,8 +135,8 @@ __device__ void store_row(const Block& block, const Outgoing<Block>& outgoing, f
             staging.store_shared(chunk, remote_of_lane(slot, left.first()) + offset,
                                  rows.bytes_at(common, offset));
         }
-        if constexpr (Block::kKeptBySender) {
-            keep_chunk(block, outgoing, weight, offset, chunk, staging);
+        if constexpr (Block::kSenderStoresLocal) {
+            store_local_chunk(block, outgoing, weight, offset, chunk, staging);
         }
     }
     const uint8_t* tail = staging.tails();
@@ -150,19 +152,19 @@ __device__ void store_row(const Block& block, const Outgoing<Block>& outgoing, f
 template <typename Block>
 __device__ void send_rows(const Block& block, Staging& staging, NotifyQueue& queue) {
     const HtCommon& common = block.common;
-    // A token and a stored row that go nowhere, so that the loop needs no prologue.
+    // Begins with a token and a stored row that go nowhere, so that the loop needs no prologue.
     Upcoming<Block> upcoming = {0, {}, {-1, 0}, {}, {}};
     bool to_peer = false;
     Notification stored = {0, 0};
-    // Lanes without credit; after the loop, those for which the warp has given up.
+    // Lanes without credit; after the loop, those whose wait the warp has given up.
     LaneMask without;
-    Patience patience;
+    WaitLimit limit;
     for (bool gives_up = false;;) {
         const Outgoing<Block> outgoing = fetch(block, upcoming, staging);
-        queue.depart(to_peer, stored.peer, stored.sequence);
+        queue.enqueue(to_peer, stored.peer, stored.sequence);
         const bool is_left = outgoing.is_left(block);
         without = without_credit(block, outgoing);
-        // Peers may wait for what has departed, before they give credits.
+        // Peers may wait for the rows enqueued before they give credits.
         if (!is_left || without.any()) {
             queue.flush();
         }
@@ -170,9 +172,9 @@ __device__ void send_rows(const Block& block, Staging& staging, NotifyQueue& que
             break;
         }
 #pragma unroll 1
-        for (patience = {}; without.any() && !gives_up;) {
+        for (limit = {}; without.any() && !gives_up;) {
             poll_credits<Staging>(common, block.shared.pairs);
-            gives_up = patience.ends(common.wait);
+            gives_up = limit.is_over(common.wait);
             without = gives_up ? without : without_credit(block, outgoing);
         }
         if (gives_up) {
@@ -194,7 +196,7 @@ __device__ void send_rows(const Block& block, Staging& staging, NotifyQueue& que
     }
     queue.close();
     if (without.any()) {
-        patience.report(common, {WAIT_CREDIT, shuffle(stored.peer, without.first()), block.shared.pairs.operation});
+        limit.report(common, {WAIT_CREDIT, shuffle(stored.peer, without.first()), block.shared.pairs.operation});
     }
 }
 

@@ -1,4 +1,4 @@
-// Sends a stage's messages of a combine over several nodes; another kernel has summed their rows.
+// Writes the headers of a stage's messages in a combine over several nodes; another kernel has summed the rows.
 
 #include "../base/entry.cuh"
 #include "messages.cuh"

@@ -1,12 +1,11 @@
-// One warp of a sending block, the notifier, notifies the peers of the rows that the others have completed.
+// The notifier: one warp of a sending block that notifies the peers of the rows that the block's other warps have sent.
 //
-// Before a peer may be notified of a row, all that was written of it must be visible there. The fence that
-// makes it so waits for much more than that row: while many rows are under way it takes as long as sending
-// one (docs/development/high-throughput.md). So sending warps make none: they post what they have completed in a queue
-// and go on, and the notifier makes one fence for all that is in the queues then. What a warp did before
-// its post is covered: the post is a release and the notifier's load an acquire within the block, then
-// comes the fence, then the notification. A sender posts a row only when the next one is under way, so that
-// it never waits for a row alone.
+// Before a peer is notified of a row, the whole row must be visible there, which takes a fence. A fence waits for much
+// more than that row: while many rows are in flight it takes as long as sending one
+// (docs/development/high-throughput.md). So sending warps make none: they post completed rows in a queue and go on, and
+// the notifier makes one fence for everything that is in the queues then. It covers what a warp did before its post:
+// the post is a release and the notifier's load an acquire within the block, then comes the fence, then the
+// notification. A sender posts a row only when the next one is in flight, so that it never waits for a single row.
 #pragma once
 
 #include "staging.cuh"
@@ -15,10 +14,10 @@ namespace nccl_ep {
 
 constexpr uint32_t kQueueClosed = 0xffffffffu;
 
-// In shared memory: the state of each warp's queue, of up to kWarpSize warps, zero at first. The queue itself
-// is a ring of rows in the warp's own shared memory.
+// The state of the queues of up to kWarpSize warps, in shared memory, initially zero. A queue itself is a ring of rows
+// in the warp's own shared memory.
 struct NotifyState {
-    // Rows posted so far, and how many of them the peers were notified of.
+    // How many rows each warp has posted, and of how many of them the peers were notified.
     uint32_t posted[kWarpSize];
     uint32_t notified[kWarpSize];
 };
@@ -29,12 +28,12 @@ struct Notification {
     uint32_t sequence;
 };
 
-// The most ranks that a token goes to.
+// Rows of a queue: the most ranks that a token goes to.
 constexpr uint32_t kQueueRows = HT_MAX_TOP_K;
 
-// The queue of `warp`: the end of its shared memory.
+// The queue of `warp`, at the end of its shared memory.
 __device__ __forceinline__ Notification* queue_of_warp(const HtCommon& common, uint8_t* staging,
-                                                      uint32_t warp) {
+                                                       uint32_t warp) {
     uint8_t* end = staging + (warp + 1) * common.shape.warp_bytes;
     return reinterpret_cast<Notification*>(end) - kQueueRows;
 }
@@ -47,29 +46,29 @@ __device__ inline void clear_queues(NotifyState& state) {
     }
 }
 
-// The sending warp's side. Each lane may have a row that the warp sends to one peer.
+// The sending warp's side of its queue. Each lane may have a row that the warp sends to one peer.
 template <typename Staging>
 class NotifyQueueOf {
    public:
     __device__ NotifyQueueOf(NotifyState& state, Notification* rows, Staging& staging)
         : state_(state), rows_(rows), staging_(staging) {}
 
-    // The stores committed last are those of these rows. They are posted once complete: by the next call, when later
-    // stores are under way, or by flush.
-    __device__ __forceinline__ void depart(bool has_row, uint32_t peer, uint32_t sequence) {
+    // Takes the lanes' rows whose stores were committed last. They are posted once they are complete: by the next call,
+    // when later stores are in flight, or by flush.
+    __device__ __forceinline__ void enqueue(bool has_row, uint32_t peer, uint32_t sequence) {
         staging_.wait_stored_but_last();
         post();
         has_row_ = has_row;
         row_ = {peer, sequence};
     }
 
-    // Posts all rows that have departed: before a wait for a peer, who may be waiting for them.
+    // Waits for all enqueued rows and posts them: before a wait for a peer, which may be waiting for these rows.
     __device__ __forceinline__ void flush() {
         staging_.wait_stored();
         post();
     }
 
-    // All is posted, and nothing departs any more.
+    // Closes the queue. Everything must have been posted.
     __device__ __forceinline__ void close() {
         wait_notified(0);
         if (lane_idx() == 0) {
@@ -78,7 +77,7 @@ class NotifyQueueOf {
     }
 
    private:
-    // Posts what has departed, which is complete as far as lane 0 can see.
+    // Posts the enqueued rows, which are complete.
     __device__ __forceinline__ void post() {
         const LaneMask with_row = ballot(has_row_);
         const uint32_t count = with_row.count();
@@ -92,11 +91,11 @@ class NotifyQueueOf {
         if (lane_idx() == 0) {
             st_release_cta_shared(&state_.posted[warp_idx()], posted_);
         }
-        Staging::meet();
+        Staging::converge();
     }
 
-    // Waits until the peers were notified of all but `others` of the rows posted. The notifier waits for
-    // nobody, so this ends.
+    // Waits until the peers were notified of all but `others` of the posted rows. This ends, as the notifier waits for
+    // nobody.
     __device__ __forceinline__ void wait_notified(uint32_t others) {
         while (!Staging::seen_by_all(posted_ - ld_acquire_cta_shared(&state_.notified[warp_idx()]) <= others)) {
             shared_spin_hint();
@@ -112,7 +111,7 @@ class NotifyQueueOf {
     uint32_t posted_ = 0;
 };
 
-// The notifier's work until all queues are closed: each lane serves one of them. `idle` is called in between.
+// The notifier's work until all queues are closed. Each lane serves one queue; `idle` is called in between.
 template <typename Units, typename Idle>
 __device__ __forceinline__ void notify_peers(const HtCommon& common, const Units& units,
                                              const HtPairs& pairs, NotifyState& state,

@@ -1,7 +1,5 @@
-// How a block numbers tokens: for each column, the tokens that are in it, in their order.
-//
-// A block goes through the tokens in tiles of one token per thread. A column is a rank that tokens go to, or
-// a list that they are in.
+// How a block numbers tokens: each token gets its index in each *column* that it is in, which is a rank that tokens go
+// to, or a list of tokens. The block goes through the tokens in tiles of one token per thread.
 #pragma once
 
 #include "../base/warp.cuh"
@@ -11,13 +9,13 @@ namespace nccl_ep {
 
 constexpr uint32_t kNumberingWarps = HT_ROUTE_THREADS / kWarpSize;
 constexpr uint32_t kWordBits = 8 * sizeof(uint32_t);
-// One for each rank of a node, and one more.
+// There is a column for each rank of a node, and one more.
 constexpr uint32_t kColumnWords = MAX_PEERS / kWordBits + 1;
 constexpr uint32_t kColumns = kColumnWords * kWordBits;
 
-// In shared memory.
+// The counts, in shared memory.
 struct Numbering {
-    // Tokens so far, by column.
+    // Tokens before the tile, by column.
     uint32_t before[kColumns];
     // Tokens before those of each warp in the tile.
     uint32_t of_warp[kNumberingWarps][kColumns];
@@ -49,7 +47,7 @@ struct ColumnMask {
     }
 };
 
-// Calls `use(column, lanes)` for every column with the lanes whose token is in it. Whole warps call it.
+// Calls `use(column, lanes)` for every column, with the lanes whose token is in it. Whole warps call it.
 template <typename Use>
 __device__ __forceinline__ void for_each_column(uint32_t columns, const ColumnMask& mask, Use use) {
 #pragma unroll
@@ -61,7 +59,7 @@ __device__ __forceinline__ void for_each_column(uint32_t columns, const ColumnMa
     }
 }
 
-// All threads call it; a barrier must follow.
+// Resets the numbers. All threads call it; a barrier must follow.
 __device__ inline void clear_numbering(Numbering& numbering) {
     for (uint32_t column = threadIdx.x; column < kColumns; column += HT_ROUTE_THREADS) {
         numbering.before[column] = 0;
@@ -97,12 +95,12 @@ __device__ __forceinline__ void number_tile(Numbering& numbering, uint32_t colum
     __syncthreads();
 }
 
-// The first token of chunk `chunk` of a source's `tokens`; behind the last chunk, their number.
+// The first token of chunk `chunk` of a source's `tokens`; for the chunk after the last one, the number of tokens.
 __device__ __forceinline__ uint32_t chunk_begin(uint32_t tokens, uint32_t chunk, uint32_t chunks) {
     return static_cast<uint32_t>(uint64_t{tokens} * chunk / chunks);
 }
 
-// Whether a source sends all its tokens to a node because nearly all go there; both sides decide alike.
+// Whether a source sends all its tokens to a node because nearly all go there. Both sides compute the same.
 __device__ __forceinline__ bool all_travel(uint32_t travelling, uint32_t tokens) {
     return uint64_t{travelling} * 32 >= uint64_t{tokens} * HT_WHOLE_OF_32;
 }

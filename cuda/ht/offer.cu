@@ -1,6 +1,7 @@
-// The offers of a rank whose operation has to use rings: it offers no tensor, so all ranks use rings.
+// The offers of a rank whose operation has to use rings: it offers no tensor, so all ranks use rings. The operation
+// follows as another kernel.
 //
-// Grid: one block, a thread for each rank. The operation follows as a kernel of its own.
+// Grid: one block, one thread per rank.
 
 #include "../base/entry.cuh"
 #include "offers.cuh"
@@ -9,11 +10,11 @@ namespace nccl_ep::ht_offer_impl {
 
 ENTRY(ht_offer) {
     __shared__ uint64_t memory[HT_MAPPED_SHARED_BYTES / sizeof(uint64_t)];
-    Agreed& agreed = *reinterpret_cast<Agreed*>(memory);
-    // The operation itself finds out what there is no room for.
-    const Agreement agreement = agree(params.common, params.mapped, [](uint32_t) { return true; }, agreed, [] {});
-    if (agreed.failure == 0 && (agreed.total & HT_DISAGREED) == 0) {
-        hear_all(params.common, params.mapped, agreement);
+    SharedOffers& offers = *reinterpret_cast<SharedOffers*>(memory);
+    // The operation itself reports outputs that are too small.
+    const Agreement agreement = agree(params.common, params.mapped, [](uint32_t) { return true; }, offers, [] {});
+    if (offers.failure == 0 && (offers.total & HT_DISAGREED) == 0) {
+        wait_for_all_offers(params.common, params.mapped, agreement);
     }
 }
 

@@ -1,8 +1,8 @@
-// High-throughput dispatch over several nodes: the messages of a stage. Each other node gets the rows that travel
-// there, with their ids and weights, behind a header, as one message, since each message costs the network's latency.
-// Where all tokens of this rank travel, and copying their rows would cost more than another message, rows are sent from
-// where they lie, and only the rest is packed. Rows with scales are always packed as they travel: payload, then scales.
-// So the cast for other nodes is done here.
+// Packs the messages of a stage of a high-throughput dispatch over several nodes. Each other node gets the rows that
+// travel there, with their ids and weights, and a header, as one message, since each message costs the network's
+// latency. If all tokens of this rank travel, and copying their rows would cost more than another message, rows are
+// sent in place and only the rest is packed. Rows with scales are always packed, in transit format: payload, then
+// scales. So casts for other nodes happen here.
 
 #include "../base/cast.cuh"
 #include "../base/entry.cuh"
@@ -13,7 +13,7 @@
 
 namespace nccl_ep::ht_pack_impl {
 
-// Each kind of rows says how one warp writes a token's row as it travels.
+// Each kind of rows says how one warp writes a token's row in transit format.
 struct PlainRows {
     __device__ __forceinline__ void pack(const HtPackParams& params, uint32_t token,
                                          uint8_t* to) const {
@@ -41,14 +41,14 @@ struct ForwardedRows {
         Vec16* scales = reinterpret_cast<Vec16*>(to + rows.payload_bytes);
         for (uint32_t i = lane_idx(); i * sizeof(Vec16) < rows.scale_bytes; i += kWarpSize) {
             const ScalePart part{rows, rows.from, from, i * static_cast<uint32_t>(sizeof(Vec16))};
-            scales[i] = part.is_one_access() ? part.load_at_once() : part.load_slowly();
+            scales[i] = part.is_vec_access() ? part.load_vec() : part.load_elementwise();
         }
     }
 };
 
 template <typename Number>
 struct CastRows {
-    using Given = Uncast<Number>;
+    using Given = CastInput<Number>;
     const ScaledRows& rows;
 
     __device__ __forceinline__ void pack(const HtPackParams& params, uint32_t token,
@@ -74,8 +74,8 @@ struct CastRows {
                 }
             }
             Vec16 cast;
-            const float most = given.largest_of_block(rows, is_there);
-            const uint32_t stored = given.cast(rows, most, cast);
+            const float amax = given.block_amax(rows, is_there);
+            const uint32_t stored = given.cast(rows, amax, cast);
             if (is_there) {
                 *reinterpret_cast<Vec16*>(to + at) = cast;
             }
@@ -109,7 +109,7 @@ __device__ void pack_message(const HtPackParams& params, const Rows& rows, uint3
     if (!with_rows && messages.tail_bytes == 0) {
         return;
     }
-    const uint32_t* list = params.handle.list + uint64_t{other} * tokens + first;
+    const uint32_t* list = params.handle.departing_tokens + uint64_t{other} * tokens + first;
     for (uint32_t i = blockIdx.x * num_warps() + warp_idx(); i < count;
          i += gridDim.x * num_warps()) {
         const uint32_t token = list[i];

@@ -1,6 +1,6 @@
-// What other nodes return for a rank's own tokens: a row for every token that went there, the rounded sum of the node's
-// rows, and its experts' gradients. They are added to the own node's sum; or, where sums go by ascending node, that is
-// rounded as well and stored in the output row, from which it is added in its turn.
+// The partial sums that other nodes return for this rank's tokens: for every token that went to a node, the rounded sum
+// of the node's rows, and its experts' gradients. They are added to this node's sum. If nodes are summed in ascending
+// order instead, this node's sum is rounded as well and kept in the output row, from which it is added in its place.
 #pragma once
 
 #include "../base/row.cuh"
@@ -19,21 +19,21 @@ struct NoPartials {
     __device__ uint32_t gradient(uint32_t, uint32_t, uint32_t here, uint32_t) const { return here; }
 };
 
-// Of the tokens of a stage; for a stage of remote tokens there are none.
+// The partial sums for the tokens of a stage; a stage of remote tokens has none.
 struct NodePartials {
     static constexpr bool kNodes = true;
     const HtPartials& from;
 
     __device__ bool rounds_own_node() const { return from.own_place != OWN_NODE_FIRST; }
-    // The nodes whose rows are added: their places in the sum count from 0.
+    // How many nodes' rows are added; their places in the sum count from 0.
     __device__ uint32_t nodes() const { return from.others + (rounds_own_node() ? 1 : 0); }
-    // Whether this node's is at `place`; it lies in the output row.
+    // Whether the sum at `place` is this node's, which is in the output row.
     __device__ bool is_own(uint32_t place) const {
         return rounds_own_node() && place == from.own_place;
     }
-    // Whether what is at `place` is added before this node's sum, if that is rounded.
+    // Whether the sum at `place` is added before this node's, if that is rounded.
     __device__ bool is_before_own(uint32_t place) const { return place < from.own_place; }
-    // Where the sum of the other node at `place` for `token` lies; NULL if there is none.
+    // The row at `place` for `token`, from another node; NULL if there is none.
     __device__ const uint8_t* row(const RowFormat& format, uint32_t token, uint32_t place) const {
         if (place >= nodes() || is_own(place)) {
             return nullptr;
@@ -48,21 +48,21 @@ struct NodePartials {
                    ? first_row_of(from.messages, other) + format.offset(number)
                    : nullptr;
     }
-    // The gradient of this lane's column; `here` is that of the lane's expert on this node. A token has `top_k` experts
-    // at most on all nodes. All lanes call it.
+    // The gradient of this lane's column; `here` has the gradients of the token's experts on this node, one per lane.
+    // All lanes call it.
     __device__ uint32_t gradient(uint32_t token, uint32_t top_k, uint32_t here,
                                  uint32_t columns) const {
-        if (from.homes == nullptr) {
+        if (from.expert_places == nullptr) {
             return here;
         }
         const uint32_t lane = lane_idx();
-        const uint32_t home = lane < top_k ? from.homes[uint64_t{token} * top_k + lane] : HT_NONE;
-        const uint32_t place = home & ((1u << HT_HOME_BITS) - 1);
+        const uint32_t home = lane < top_k ? from.expert_places[uint64_t{token} * top_k + lane] : HT_NONE;
+        const uint32_t place = home & ((1u << HT_PLACE_BITS) - 1);
         const uint32_t of_lane = shuffle(here, place % kWarpSize);
         if (home == HT_NONE || lane >= columns) {
             return 0;
         }
-        const uint32_t node = home >> HT_HOME_BITS;
+        const uint32_t node = home >> HT_PLACE_BITS;
         uint32_t number = 0;
         if (node == 0 || !has_row(token, node - 1, number)) {
             return node == 0 ? of_lane : 0;
@@ -73,7 +73,7 @@ struct NodePartials {
 
    private:
     __device__ bool has_row(uint32_t token, uint32_t other, uint32_t& number) const {
-        const uint32_t spot = from.spots[uint64_t{other} * from.tokens + token];
+        const uint32_t spot = from.departing_index[uint64_t{other} * from.tokens + token];
         const uint32_t before = from.departing[other * from.chunk_ends];
         number = spot - before;
         return spot != HT_NONE;

@@ -1,5 +1,5 @@
-// Shared memory through which a warp moves parts of rows, several at a time: stages that are filled one after the
-// other, and used in the same order. All lanes call its functions.
+// A ring of stages in shared memory through which a warp moves parts of rows, several at a time. Stages are filled one
+// after the other, and used in the same order. All lanes call all functions.
 #pragma once
 
 #include "staging.cuh"
@@ -8,7 +8,7 @@ namespace nccl_ep {
 
 class Pipeline {
    public:
-    // `memory` is this warp's, `barriers` a word in shared memory for each stage.
+    // `memory` is this warp's, and `barriers` has an mbarrier for each stage; both are in shared memory.
     __device__ Pipeline(uint8_t* memory, uint32_t stage_bytes, uint32_t stages, uint64_t* barriers)
         : memory_(memory), barriers_(barriers), stage_bytes_(stage_bytes), stages_(stages) {
 #ifdef NCCL_EP_HAS_BULK_COPY
@@ -18,15 +18,15 @@ class Pipeline {
                 mbarrier_init(barriers + i, 1);
             }
             fence_shared_before_bulk();
-            // What the block has acquired comes before what the engine does.
+            // The block's acquires come before the engine's loads.
             fence_global_before_bulk();
         }
 #endif
         sync_warp();
     }
 
-    // Begins to fill the next stage with `bytes` in all. Lanes and stores must have read what was there: settle, or
-    // commit_and_wait_read_but_last.
+    // Begins to fill the next stage with `bytes` in all. Lanes and stores must have read its old content, ensured by
+    // settle or commit_and_wait_read_but_last.
     __device__ __forceinline__ uint8_t* begin_filling(uint32_t bytes) {
 #ifdef NCCL_EP_HAS_BULK_COPY
         if (lane_idx() == 0) {
@@ -47,7 +47,7 @@ class Pipeline {
         get_by_lanes(to, from, bytes);
 #endif
     }
-    // The same from several places at once, one for each of `lanes`; each goes `part_bytes` behind the one before.
+    // As fill, from the addresses of all `lanes`; each copy goes `part_bytes` behind the one before.
     __device__ __forceinline__ void fill_each(uint8_t* to, LaneMask lanes, Remote<uint8_t> of_lane, uint32_t offset,
                                               uint32_t bytes, uint32_t part_bytes) {
 #ifdef NCCL_EP_HAS_BULK_COPY
@@ -77,7 +77,7 @@ class Pipeline {
         using_ = next_in_use();
         parity_ ^= using_ == 0;
     }
-    // The stage that is filled next, the one in use, and the one in use after that.
+    // The stage that is filled next, the one in use, and the one that is used next.
     __device__ __forceinline__ uint32_t filling() const { return filling_; }
     __device__ __forceinline__ uint32_t in_use() const { return using_; }
     __device__ __forceinline__ uint32_t next_in_use() const { return using_ + 1 == stages_ ? 0 : using_ + 1; }
@@ -86,7 +86,7 @@ class Pipeline {
     __device__ __forceinline__ void store(const uint8_t* from, Remote<uint8_t> to, uint32_t bytes) {
         store_from(from, to, bytes);
     }
-    // Closes a group of stores, and waits until those of earlier groups have read.
+    // Closes a group of stores, and waits until the stores of earlier groups have read their shared memory.
     __device__ __forceinline__ void commit_and_wait_read_but_last() {
 #ifdef NCCL_EP_HAS_BULK_COPY
         if (lane_idx() == 0) {
@@ -97,9 +97,9 @@ class Pipeline {
         sync_warp();
     }
     __device__ __forceinline__ void wait_stored() { wait_stored_but<0>(); }
-    // What lanes did in shared memory comes before what the engine does there next.
+    // Orders the lanes' accesses to shared memory before the engine's next ones.
     __device__ __forceinline__ void settle() {
-        settle_shared();
+        fence_for_bulk();
         sync_warp();
     }
 
@@ -113,15 +113,15 @@ class Pipeline {
     uint32_t parity_ = 0;
 };
 
-// The parts of the rows of tokens that a warp moves.
-struct Parts {
+// A position in the rows of the tokens that a warp moves: a token, and a part of its row.
+struct PartCursor {
     uint32_t token;
     uint32_t part_bytes;
     uint32_t row_bytes;
     uint32_t offset = 0;
 
     __device__ __forceinline__ uint32_t bytes() const { return min(part_bytes, row_bytes - offset); }
-    // After the last part comes the first one, of another token.
+    // Moves to the next part; after the last one `offset` is 0 again, for another token that the caller sets.
     __device__ __forceinline__ void advance() {
         offset += part_bytes;
         offset = offset < row_bytes ? offset : 0;

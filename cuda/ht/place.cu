@@ -1,11 +1,11 @@
-// Creation of a high-throughput handle over several nodes, second part: the order in which this rank sends the rows
-// that it forwards.
+// Second part of the creation of a high-throughput handle over several nodes: puts the rows that this rank forwards
+// into the order in which it sends them.
 //
-// It goes through their tokens by chunk, then by rank, so that a chunk's rows follow each other in the sequences
-// between ranks. route_nodes.cu has numbered each source by itself. Here a block takes pieces, each a chunk of a
-// source: it moves the piece's entries to their place, adds the rows before the piece to their indices, and notes the
-// origin of each token. Other blocks note, for each expert of an own token, its node and its place among the token's
-// experts there: so gradients that return from other nodes find their columns.
+// That is by chunk, then by rank, so that a chunk's rows follow each other in the sequences between ranks.
+// route_nodes.cu has numbered each source separately. Here a block takes pieces, each a chunk of a source: it moves the
+// piece's entries to their place, adds the number of rows before the piece to their indices, and stores the origin of
+// each token. Other blocks store, for each expert of this rank's tokens, its node and its place among the token's
+// experts there, by which gradients that return from other nodes find their columns.
 
 #include "../base/entry.cuh"
 #include "../base/expert.cuh"
@@ -14,7 +14,7 @@
 namespace nccl_ep::ht_place_impl {
 
 struct SharedStorage {
-    // Rows before the piece, less those before the chunk in its source.
+    // For each local rank, the rows before the piece, less those before the chunk in its source.
     uint32_t shift[kColumns];
     uint32_t first_token;
 };
@@ -26,7 +26,7 @@ struct Block {
     __device__ uint32_t chunks() const { return params.nodes.chunks; }
     __device__ uint32_t sources() const { return params.nodes.forwarded; }
     __device__ uint32_t pieces() const { return chunks() * (sources() - 1); }
-    // What comes before a chunk of a source: tokens, and rows for a local rank.
+    // How many tokens of a source come before a chunk, and how many of its rows for a local rank.
     __device__ uint32_t tokens_before(uint32_t source, uint32_t chunk) const {
         return params.handle.starts[source * (chunks() + 1) + chunk];
     }
@@ -34,7 +34,7 @@ struct Block {
         const uint64_t at = uint64_t{source} * (chunks() + 1) + chunk;
         return params.handle.source_rows[at * params.local_ranks + local];
     }
-    // The same of a piece, in the order in which they are sent; `before(source, chunk)` counts.
+    // How many of all sources' come before a piece in the order of sending, by `before(source, chunk)` of each source.
     template <typename Before>
     __device__ uint32_t before_piece(uint32_t source, uint32_t chunk, Before before) const {
         uint32_t all = 0;
@@ -95,13 +95,13 @@ __device__ uint32_t node_of(const Block& block, int32_t expert) {
     return block.params.nodes.of_rank[expert / block.params.local_experts].distance;
 }
 
-// One thread notes the homes of an own token's experts.
-__device__ void store_homes(const Block& block, uint32_t token) {
+// One thread stores the places of the experts of one of this rank's tokens.
+__device__ void store_expert_places(const Block& block, uint32_t token) {
     const HtPlaceParams& params = block.params;
     const uint32_t top_k = params.handle.top_k;
     const int64_t experts = int64_t{params.nodes.ranks} * params.local_experts;
     const int64_t* ids = params.topk_idx + uint64_t{token} * top_k;
-    uint32_t* homes = params.handle.homes + uint64_t{token} * top_k;
+    uint32_t* expert_places = params.handle.expert_places + uint64_t{token} * top_k;
     int32_t last = kNowhere;
     for (uint32_t written = 0; written < top_k; ++written) {
         int32_t next = INT32_MAX;
@@ -110,15 +110,15 @@ __device__ void store_homes(const Block& block, uint32_t token) {
             next = expert > last && expert < next ? expert : next;
         }
         if (next == INT32_MAX) {
-            homes[written] = HT_NONE;
+            expert_places[written] = HT_NONE;
             continue;
         }
         const uint32_t node = node_of(block, next);
         uint32_t place = 0;
         for (uint32_t i = 0; i < written; ++i) {
-            place += homes[i] >> HT_HOME_BITS == node ? 1 : 0;
+            place += expert_places[i] >> HT_PLACE_BITS == node ? 1 : 0;
         }
-        homes[written] = node << HT_HOME_BITS | place;
+        expert_places[written] = node << HT_PLACE_BITS | place;
         last = next;
     }
 }
@@ -141,7 +141,7 @@ ENTRY(ht_place) {
     }
     for (uint32_t token = number * HT_PLACE_THREADS + threadIdx.x; token < params.handle.tokens;
          token += blocks * HT_PLACE_THREADS) {
-        store_homes(block, token);
+        store_expert_places(block, token);
     }
 }
 

@@ -1,7 +1,7 @@
-// High-throughput combine in groups with objects: the ranks make offers, and homes load the experts' rows from where
-// they lie, or these come through rings (offers.cuh).
+// High-throughput combine in groups with objects: if all ranks offer their inputs, homes load the experts' rows
+// directly from them, else the rows come through rings (offers.cuh).
 //
-// Grid: as through rings; rows that lie in objects are summed by all blocks.
+// Grid: as through rings; rows that are loaded directly are summed by all blocks.
 
 #include "../base/entry.cuh"
 #include "combine_run.cuh"
@@ -9,7 +9,7 @@
 
 namespace nccl_ep::ht_pull_impl {
 
-// A warp adds to `waits` how long each rank's offer takes.
+// A warp adds to `waits` how long each rank's offer takes to arrive.
 __device__ __noinline__ static void time_offers(const HtCommon& common, const HtMapped& mapped, uint32_t epoch,
                                                 uint64_t* waits) {
     const uint64_t begin = globaltimer_ns();
@@ -29,22 +29,22 @@ __device__ __noinline__ static void time_offers(const HtCommon& common, const Ht
 template <typename Type>
 __device__ void run(const HtPullParams& params) {
     DYNAMIC_SHARED(uint8_t, memory);
-    Agreed& agreed = *reinterpret_cast<Agreed*>(memory);
+    SharedOffers& offers = *reinterpret_cast<SharedOffers*>(memory);
     const HtCommon& common = params.rows.common;
     const auto has_room = [&](uint32_t total) { return params.rows.in_rows >= total; };
     uint64_t* const waits = params.rows.waits;
     const auto watch = [&] {
         if (waits != nullptr && blockIdx.x == 0 && warp_idx() == num_warps() - 1) {
-            time_offers(common, params.mapped, agreed.epoch, waits);
+            time_offers(common, params.mapped, offers.epoch, waits);
         }
     };
-    const Agreement agreement = agree(common, params.mapped, has_room, agreed, watch);
+    const Agreement agreement = agree(common, params.mapped, has_room, offers, watch);
     __syncthreads();
-    if (agreement.way == Way::kStraight) {
-        run<Type>(Block{params.rows, params.mapped, agreed}, agreed, memory + HT_MAPPED_SHARED_BYTES);
-    } else if (agreement.way == Way::kRings) {
+    if (agreement.way == RowPath::kDirect) {
+        run<Type>(Block{params.rows, params.mapped, offers}, offers, memory + HT_MAPPED_SHARED_BYTES);
+    } else if (agreement.way == RowPath::kRings) {
         ht_combine_impl::run<Type>(params.rows, AllRows{}, NoPartials{}, SummedRows{});
-        hear_all(common, params.mapped, agreement);
+        wait_for_all_offers(common, params.mapped, agreement);
     }
 }
 

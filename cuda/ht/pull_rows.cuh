@@ -1,8 +1,8 @@
-// A combine whose rows need no ring, as the rows of all ranks' experts lie in tensors that the peers map (offers.cuh).
+// A combine whose rows need no ring, as the peers map all ranks' inputs (offers.cuh).
 //
-// A warp takes tokens, part by part: it loads the part from the rows of all ranks that have the token to shared memory,
-// some parts ahead, and sums them. Rows of the own rank are loaded like any others. The order of summation is that of
-// the path through rings.
+// A warp takes tokens and handles each part by part: it loads the part of the token's rows on all ranks to shared
+// memory, some parts ahead, and sums them. Rows of this rank are loaded like all others. The order of summation is that
+// of the path through rings.
 #pragma once
 
 #include "entries.cuh"
@@ -17,31 +17,31 @@ using namespace ht_combine_impl;
 struct Block {
     const HtCombineParams& params;
     const HtMapped& mapped;
-    const Agreed& agreed;
+    const SharedOffers& offers;
 
     const HtCommon& common = params.common;
 
-    // Where the rows of this rank's tokens that `rank` has begin.
+    // Where the rows of this rank's tokens begin in the input of `rank`.
     __device__ Remote<uint8_t> rows_at(uint32_t rank) const {
         if (rank != common.peers.rank) {
-            return agreed.first[rank];
+            return offers.first[rank];
         }
         return Remote<uint8_t>(const_cast<uint8_t*>(params.rows)) +
                uint64_t{common.handle.begins[rank]} * mapped.row_bytes;
     }
 };
 
-// What a warp loads: parts of a token's rows on all ranks that have it, one behind the other.
+// Loads the tokens of a warp part by part: a part of the token's rows on all ranks goes to one stage, contiguously.
 class Loader {
    public:
     __device__ explicit Loader(const Block& block)
         : tokens_(block.mapped, gridDim.x * block.mapped.warps),
           parts_{warp_idx() * gridDim.x + blockIdx.x, block.mapped.part_bytes, block.mapped.row_bytes},
           next_(parts_.token) {
-        look_ahead(block);
+        prefetch(block);
     }
 
-    // Fills the next stage; returns how many rows the token has.
+    // Starts to fill the next stage; returns how many rows the token has.
     __device__ __forceinline__ uint32_t load_next(const Block& block, Pipeline& pipeline) {
         if (parts_.offset == 0) {
             begin_token(block);
@@ -56,7 +56,7 @@ class Loader {
         }
         return rows;
     }
-    // The token of the next part; nothing is left if it is not below the number of tokens.
+    // The token of the next part; past the last token there is nothing left.
     __device__ uint32_t token() const { return parts_.token; }
 
    private:
@@ -67,23 +67,23 @@ class Loader {
             from_ = block.rows_at(entries.rank) + uint64_t{entries.entry.index} * block.mapped.row_bytes;
         }
         next_ = tokens_.next(block.mapped);
-        look_ahead(block);
+        prefetch(block);
     }
     // Loads the next token's entry well before it is needed.
-    __device__ __forceinline__ void look_ahead(const Block& block) {
+    __device__ __forceinline__ void prefetch(const Block& block) {
         entry_ = TokenEntries::load_entry(block.common.handle, next_);
     }
 
-    TakenTokens<1> tokens_;
-    Parts parts_;
+    TokenQueue<1> tokens_;
+    PartCursor parts_;
     uint32_t next_;
     HtEntry entry_;
     LaneMask firsts_;
-    // In the lanes of `firsts_`.
+    // The rows' addresses, in the lanes of `firsts_`.
     Remote<uint8_t> from_;
 };
 
-// Sums `rows` rows of `vecs` accesses each; one begins `part_bytes` behind the other.
+// Sums `rows` parts of `vecs` accesses each, which begin `part_bytes` apart.
 template <typename Type>
 __device__ __forceinline__ void sum_parts(const uint8_t* parts, uint32_t rows, uint32_t part_bytes, uint32_t vecs,
                                           Vec16* out) {
@@ -115,11 +115,11 @@ __device__ void sum_tokens(const Block& block, Pipeline& pipeline) {
     const HtMapped& mapped = block.mapped;
     const HtHandleMemory& handle = block.common.handle;
     Loader loader(block);
-    // Lane i has the token of stage i, past the last one where nothing is left, and how many rows it has.
+    // Lane i has the token of stage i, which may be past the last one, and the token's number of rows.
     uint32_t token_of_stage = 0;
     uint32_t rows_of_stage = 0;
-    Parts parts = {0, mapped.part_bytes, mapped.row_bytes};
-    // The loop fills the first stages as well, so that the code for it exists once.
+    PartCursor parts = {0, mapped.part_bytes, mapped.row_bytes};
+    // The loop also fills the first stages, so that this code exists once.
 #pragma unroll 1
     for (uint32_t filled = 0;;) {
         if (filled < mapped.stages) {
@@ -148,16 +148,16 @@ __device__ void sum_tokens(const Block& block, Pipeline& pipeline) {
 }
 
 template <typename Type>
-__device__ void run(const Block& block, Agreed& agreed, uint8_t* buffers) {
+__device__ void run(const Block& block, SharedOffers& offers, uint8_t* buffers) {
     const HtMapped& mapped = block.mapped;
     if (warp_idx() < mapped.warps) {
         Pipeline pipeline(buffers + warp_idx() * mapped.stages * mapped.stage_bytes, mapped.stage_bytes,
-                          mapped.stages, agreed.barriers + warp_idx() * mapped.stages);
+                          mapped.stages, offers.barriers + warp_idx() * mapped.stages);
         sum_tokens<Type>(block, pipeline);
     }
-    finish_straight(block.common, mapped, agreed);
+    finish_direct(block.common, mapped, offers);
     if (blockIdx.x == 0) {
-        wait_until_done(block.common, mapped, agreed);
+        wait_until_done(block.common, mapped, offers);
     }
 }
 

@@ -1,12 +1,12 @@
-// Over several nodes, where ranks drop the rows that they have no room for: finds how many of this rank's rows each
-// rank keeps. Runs after ht_route_nodes, which has counted the rows that come to this rank, and after the messages in
+// Finds how many of this rank's rows each rank keeps, over several nodes, where ranks drop the rows that they have no
+// room for. Runs after ht_route_nodes, which has counted the rows that come to this rank, and after the messages in
 // which the remote ranks that it forwards for have sent their counts.
 //
-// Grid: one block. It tells each rank of the node how many of its rows stay at each rank that this one forwards for,
-// and whether that one drops any, and hears the same of all ranks of the group, each from its forwarder here. The host
-// takes out what does not stay and, if any rank drops some, lets all ranks route again.
+// Grid: one block. It tells each rank of the node how many of its rows each rank that this one forwards for keeps, and
+// whether that rank drops any; and it receives the same about all ranks of the group, each from its forwarder here. The
+// host removes the dropped rows from its ids and, if any rank drops some, all ranks route again.
 //
-// Packets have the epoch of ht_route_nodes and lie where ht_zones has its own: zones.cu says why nobody reads there any
+// Packets have the epoch of ht_route_nodes and are where ht_zones has its own: zones.cu says why nobody reads there any
 // more. After a failure nobody sends.
 
 #include "../base/entry.cuh"
@@ -19,22 +19,22 @@ struct Block {
     const HtRoomNodesParams& params;
 
     __device__ const HtNodes& nodes() const { return params.nodes; }
-    // Rows that come to forwarded rank `number` from `rank`.
+    // How many rows come to forwarded rank `number` from `rank`.
     __device__ uint32_t rows(uint32_t number, uint32_t rank) const {
         const uint32_t ends = nodes().chunks + 1;
         const uint32_t* of = number == 0 ? params.received_rows
                                          : params.arrived + uint64_t{number - 1} * nodes().ranks * ends;
         return of[rank * ends + nodes().chunks];
     }
-    // What is told to this rank, or to a peer, about the room of each rank of the group.
+    // The packets about each rank of the group, in the window that begins at `window`.
     template <template <typename> class Address>
     __device__ Address<uint64_t> packets(Address<uint8_t> window) const {
         return packets_of<Address>(params.packets, params.epoch, window);
     }
 };
 
-// One thread tells of the room of forwarded rank `number`.
-__device__ void tell_room(const Block& block, uint32_t number) {
+// One thread tells the ranks of this node how many of their rows forwarded rank `number` keeps.
+__device__ void send_room(const Block& block, uint32_t number) {
     const HtRoomNodesParams& params = block.params;
     const uint32_t ranks = block.nodes().ranks;
     const uint32_t rank = block.nodes().forwarded_by[params.peers.rank * (1 + block.nodes().width) + number];
@@ -59,9 +59,9 @@ __device__ void tell_room(const Block& block, uint32_t number) {
 
 ENTRY(ht_room_nodes) {
     const Block block = {params};
-    const uint32_t tellers = known_failure(params.wait) == 0 ? params.nodes.forwarded : 0;
-    for (uint32_t number = threadIdx.x; number < tellers; number += HT_ROOM_THREADS) {
-        tell_room(block, number);
+    const uint32_t forwarded = known_failure(params.wait) == 0 ? params.nodes.forwarded : 0;
+    for (uint32_t number = threadIdx.x; number < forwarded; number += HT_ROOM_THREADS) {
+        send_room(block, number);
     }
     __syncthreads();
     for (uint32_t rank = threadIdx.x; rank < params.nodes.ranks; rank += HT_ROOM_THREADS) {

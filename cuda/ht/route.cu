@@ -1,33 +1,33 @@
-// Creation of a high-throughput handle: from the ids, where each row goes and where it lands.
+// Creates a high-throughput handle: finds from the ids where each row goes and where it arrives.
 //
-// Grid: each block but the last counts and numbers one part of this rank's tokens. The last of them to finish counting
-// notifies every rank of how many rows it gets from here, and how many for each of its experts. The last block of the
-// grid waits for the same from every rank and stores where each source's rows begin. Notifications are packets with the
-// kernel's epoch, in two banks that alternate. A kernel ends only after hearing from all ranks. So when kernel n + 2
-// starts, no rank still reads the bank of kernel n.
+// Grid: each block but the last counts and numbers one part of this rank's tokens. The last of these blocks to finish
+// counting notifies every rank of how many rows it gets from this one, and how many for each of its experts. The last
+// block of the grid waits for the same from every rank and stores where each source's rows begin. Notifications are
+// packets with the kernel's epoch, in two banks that alternate. A kernel ends only after it has the notifications of
+// all ranks. So when kernel n + 2 starts, no rank still reads the bank of kernel n.
 //
-// The epoch is counted in device memory, so a graph replays, and the bank follows from it. Every rank runs the same
-// kernels in the same order, so all count alike. The receiving block advances the epoch once it has heard from all
-// ranks, its own included: by then all other blocks have counted, so they have read the epoch. If it gives up, the
-// group has failed, and nobody notifies any more.
+// The epoch is counted in device memory, so graphs can be replayed, and the bank follows from it. Every rank runs the
+// same kernels in the same order, so all count alike. The receiving block advances the epoch once it has the
+// notifications of all ranks, its own included: by then all other blocks have counted, so they have read the epoch. If
+// it gives up, the group has failed, and nobody notifies any more.
 //
-// Where rows lie by expert, a counting block also tells each rank that gets a row which of its experts that is for:
-// zones.cu says where, and why nobody reads there any more.
+// If output rows are ordered by expert, a counting block also tells each rank that gets a row which of its experts the
+// row is for: zones.cu says where, and why nobody reads there any more.
 //
-// A rank that refuses its part, or cannot have the memory for it, runs this kernel as well: it says so and
-// waits for the others, which keeps banks and epochs as they are. Every rank broadcasts its verdict, so all
-// mark the handle invalid if one refuses, or if ids per token differ. Kernels see the mark in the row
-// count, the host in mapped memory.
+// A rank that refuses its part, or cannot have the memory for it, runs this kernel as well: it notifies the others of
+// that and waits for them, so that banks and epochs stay in step. Every rank broadcasts its verdict, so all mark the
+// handle invalid if one refuses, or if ids per token differ. Kernels see the mark in the row count, the host in mapped
+// memory.
 //
-// What peers send becomes addresses later, so it is bounded here, once: no rank sends more rows than it may
-// have tokens, and all of them together fit 31 bits. A rank that announces other numbers than it sends
-// leaves others waiting, but nothing is written or read outside of what they have.
+// Numbers that peers send become addresses later, so they are bounded here, once: no rank sends more rows than it may
+// have tokens, and all of them together fit 31 bits. A rank that announces other numbers than it sends leaves others
+// waiting, but nothing outside of their memory is written or read.
 //
-// A counting block numbers its tokens after those of earlier parts: it waits until their blocks have told their counts
-// in device memory. Parts are taken in the order in which blocks begin, and a block tells before it waits for anything,
-// so the wait ends even if not all blocks run at once. A block that begins after the receiving one has given up reads
-// the next epoch, and leaves because the group has failed. These words need not be cleared: later kernels use another
-// epoch, and no kernel of the group begins before the previous one has ended.
+// A counting block numbers its tokens after those of earlier parts: it waits until their blocks have published their
+// counts in device memory. Parts are taken in the order in which blocks begin, and a block publishes before it waits
+// for anything, so the wait ends even if not all blocks run at once. A block that begins after the receiving one has
+// given up reads the next epoch, and leaves because the group has failed. The published words need not be cleared:
+// later kernels use another epoch, and no kernel of the group begins before the previous one has ended.
 
 #include "../base/row.cuh"
 #include "../base/entry.cuh"
@@ -42,20 +42,20 @@ namespace nccl_ep::ht_route_impl {
 constexpr uint32_t kWarps = HT_ROUTE_THREADS / kWarpSize;
 
 struct SharedStorage {
-    // Of this kernel.
+    // The epoch of this kernel.
     uint32_t epoch;
-    // Which part of the tokens the block counts.
+    // The part of the tokens that this block counts.
     uint32_t part;
-    // Rows to each rank of the tokens before the block's. In the receiving block, rows from each rank.
+    // How many rows go to each rank from tokens before this block's. In the receiving block: rows from each rank.
     uint32_t rows[MAX_PEERS];
-    // The same of the block's tokens before those at hand, by warp.
+    // By warp: how many go there from the block's tokens before the current ones.
     uint32_t of_warp[kWarps][MAX_PEERS];
-    // Received rows for some experts.
+    // Received rows for each of some experts.
     uint32_t for_expert[HT_ROUTE_THREADS];
-    // Whether this block was the last to have counted, and notifies the ranks.
+    // Whether this block was the last one to count; it notifies the ranks.
     bool is_last;
-    // The conclusion of the receiving block: kAgreed, or the mark that replaces the number of rows. Of
-    // several the least one counts: a refusal before a difference, then by rank.
+    // The conclusion of the receiving block: kAgreed, or the mark that takes the place of the number of rows. Of
+    // several marks the least one counts: a refusal before a difference, then by rank.
     uint32_t conclusion;
 };
 
@@ -72,24 +72,24 @@ struct Block {
     __device__ uint32_t bank() const { return shared.epoch % 2; }
     __device__ bool refuses() const { return params.verdict >> HT_VERDICT_CODE_SHIFT != 0; }
 
-    // What the blocks have counted so far.
+    // The tally: rows to each rank, and for each expert, that blocks have counted so far.
     __device__ uint32_t* rows_to(uint32_t rank) const { return params.tally + 2 + rank; }
     __device__ uint32_t* rows_for(uint32_t expert) const { return rows_to(ranks()) + expert; }
-    // Where the block of part `part` tells how many rows it has to `rank`.
+    // The packet in which the block of part `part` publishes how many rows it has for `rank`.
     __device__ uint64_t* counted(uint32_t part, uint32_t rank) const {
         return params.counted + uint64_t{part} * ranks() + rank;
     }
-    // A rank's packets for itself are not in its window, where peers could change them.
+    // This rank's packets for itself are not in its window, where peers could change them.
     __device__ bool is_own(uint32_t rank) const { return rank == params.peers.rank; }
     __device__ uint64_t* own_counts() const { return params.own_counts + bank() * packets(); }
     __device__ uint64_t packets() const { return local_experts() + HT_COUNTS_BESIDE_EXPERTS; }
-    // The packets of `source` in the window that begins at `window`.
+    // The packets from `source`, in the window that begins at `window`.
     template <template <typename> class Address>
     __device__ Address<uint64_t> counts_in(Address<uint8_t> window, uint32_t source) const {
         return as<uint64_t>(window + params.layout.counts) +
                (bank() * ranks() + source) * packets();
     }
-    // Where this rank reads the packets of `source`, and where it writes those for `peer`.
+    // Where this rank reads the packets from `source`, and where it writes those for `peer`.
     __device__ Own<uint64_t> counts_of(uint32_t source) const {
         return is_own(source) ? own_counts() : counts_in<Own>(own_window(params.peers), source);
     }
@@ -100,12 +100,12 @@ struct Block {
     __device__ int64_t given_id(uint64_t i) const {
         return id_at(params.topk_idx, params.is_narrow, i);
     }
-    // A number of tokens that a rank sent, or the most that it may have.
+    // A number of rows that a rank has sent, bounded by the most tokens that it may have.
     __device__ uint32_t bounded(uint32_t tokens) const { return min(tokens, params.max_tokens); }
 };
 
 // A warp goes through its share of the block's tokens [first, last), several at once: calls `use(lanes, token, id,
-// named)` with what is this lane's.
+// named)` with this lane's token, its id, and what that names.
 template <typename Use>
 __device__ __forceinline__ void for_tokens(const Block& block, uint32_t first, uint32_t last, Use use) {
     const Lanes lanes(block.top_k());
@@ -116,22 +116,22 @@ __device__ __forceinline__ void for_tokens(const Block& block, uint32_t first, u
         const bool is_there = tile < tiles && token < last && lanes.k() < lanes.top_k;
         return is_there ? block.given_id(uint64_t{token} * lanes.top_k + lanes.k()) : int64_t{kNowhere};
     };
-    // Loaded well before it is needed.
+    // Loaded one iteration ahead.
     int64_t next = id_at(0);
 #pragma unroll 1
     for (uint32_t tile = 0; tile < tiles; ++tile) {
         const int64_t id = next;
         next = id_at(tile + 1);
-        use(lanes, begin + tile * lanes.tokens(), id, Named(block.params.peers, block.local_experts(), lanes, id));
+        use(lanes, begin + tile * lanes.tokens(), id, LaneExpert(block.params.peers, block.local_experts(), lanes, id));
     }
 }
 
-// Counts the block's tokens [first, last), for each expert and, by warp, for each rank, and keeps their ids for a
-// handle that wants them. All threads call it, behind a barrier.
+// Counts the rows of the block's tokens [first, last), for each expert and, by warp, for each rank; and stores the ids
+// if the handle keeps them. All threads call it, behind a barrier.
 __device__ void count_tokens(const Block& block, uint32_t first, uint32_t last) {
     uint32_t* of_warp = block.shared.of_warp[warp_idx()];
     int64_t* kept = block.params.kept_ids;
-    for_tokens(block, first, last, [&](const Lanes& lanes, uint32_t token, int64_t id, const Named& named) {
+    for_tokens(block, first, last, [&](const Lanes& lanes, uint32_t token, int64_t id, const LaneExpert& named) {
         if (kept != nullptr && token < last && lanes.k() < lanes.top_k) {
             kept[uint64_t{token} * lanes.top_k + lanes.k()] = id;
         }
@@ -145,9 +145,9 @@ __device__ void count_tokens(const Block& block, uint32_t first, uint32_t last) 
     __syncthreads();
 }
 
-// Tells the blocks of later parts the block's rows to each rank, and adds them to the tally. Each warp's counts become
-// those of the warps before it. All threads call it.
-__device__ void tell_rows(const Block& block) {
+// Publishes this block's rows to each rank for the blocks of later parts, and adds them to the tally. Replaces each
+// warp's counts by those of the warps before it. All threads call it.
+__device__ void publish_rows(const Block& block) {
     SharedStorage& shared = block.shared;
     for (uint32_t rank = threadIdx.x; rank < block.ranks(); rank += HT_ROUTE_THREADS) {
         uint32_t rows = 0;
@@ -163,8 +163,9 @@ __device__ void tell_rows(const Block& block) {
     __syncthreads();
 }
 
-// Adds what the blocks of earlier parts have told; false if the group has failed meanwhile. All threads call it.
-__device__ bool hear_rows(const Block& block) {
+// Adds up what the blocks of earlier parts have published; false if the group has failed meanwhile. All threads call
+// it.
+__device__ bool add_earlier_rows(const Block& block) {
     SharedStorage& shared = block.shared;
     const WaitParams& wait = block.params.wait;
     bool has_all = true;
@@ -178,10 +179,11 @@ __device__ bool hear_rows(const Block& block) {
     return __syncthreads_or(!has_all) == 0;
 }
 
-// Numbers the block's tokens [first, last): stores the experts of each, ascending, with the numbers of their rows.
+// Numbers the rows of the block's tokens [first, last): stores the experts of each token, ascending, with the indices
+// of their rows.
 __device__ void number_tokens(const Block& block, uint32_t first, uint32_t last) {
     uint32_t* of_warp = block.shared.of_warp[warp_idx()];
-    for_tokens(block, first, last, [&](const Lanes& lanes, uint32_t token, int64_t, const Named& named) {
+    for_tokens(block, first, last, [&](const Lanes& lanes, uint32_t token, int64_t, const LaneExpert& named) {
         const bool is_named = named.expert != kNowhere;
         const LaneMask experts = ballot(is_named) & lanes.own();
         uint32_t place = is_named ? 0 : experts.count() + (~experts & lanes.before()).count();
@@ -206,7 +208,7 @@ __device__ void number_tokens(const Block& block, uint32_t first, uint32_t last)
     });
 }
 
-// Notifies every rank of what it gets, from the tally of all blocks, which is zero again afterwards.
+// Notifies every rank of what it gets, by the tally of all blocks, and resets the tally.
 __device__ void notify(const Block& block) {
     const uint32_t epoch = block.epoch();
     const uint32_t local_experts = block.local_experts();
@@ -217,7 +219,7 @@ __device__ void notify(const Block& block) {
         }
         st_relaxed_gpu(block.rows_for(i), 0);
     }
-    // By other warps than those of the first experts.
+    // Descending, so that other warps do this than those of the first experts.
     for (uint32_t peer = HT_ROUTE_THREADS - 1 - threadIdx.x; peer < block.ranks(); peer += HT_ROUTE_THREADS) {
         const uint32_t rows = ld_relaxed_gpu(block.rows_to(peer));
         const Remote<uint64_t> counts = block.counts_for(peer) + local_experts;
@@ -232,8 +234,8 @@ __device__ void notify(const Block& block) {
     }
 }
 
-// This block has counted; the last one to have done so notifies the ranks of all counts. After a failure nobody is
-// notified, and who waits gives up.
+// Counts this block as done with counting; the last one notifies the ranks. After a failure nobody is notified, and
+// waits are given up.
 __device__ void notify_if_last(const Block& block) {
     if (threadIdx.x == 0) {
         const uint32_t others = gridDim.x - 2;
@@ -247,14 +249,14 @@ __device__ void notify_if_last(const Block& block) {
     }
 }
 
-// Number `i` of the packets of `source`.
+// Waits for packet `i` from `source`.
 __device__ Arrival wait_for_count(const Block& block, uint32_t source, uint32_t i) {
     const HtRouteParams& params = block.params;
     return wait_for_packet(params, block.counts_of(source) + i,
                            {WAIT_COUNTS, source, block.epoch()});
 }
 
-// Receives how many rows each rank sends, and its verdict.
+// Receives each rank's number of rows and its verdict.
 __device__ void receive_rows(const Block& block) {
     SharedStorage& shared = block.shared;
     if (threadIdx.x == 0) {
@@ -275,7 +277,7 @@ __device__ void receive_rows(const Block& block) {
     __syncthreads();
 }
 
-// One thread stores where each source's rows begin, and tells the host how many there are.
+// One thread stores where each source's rows begin, and tells the host how many rows there are.
 template <typename Layout>
 __device__ void store_rows(const Block& block) {
     const HtRouteParams& params = block.params;
@@ -291,7 +293,7 @@ __device__ void store_rows(const Block& block) {
     }
 }
 
-// Stores the rows for `count` experts from number `first` on. All threads call it; each waits for packets of its own.
+// Receives and stores the numbers of rows for `count` experts from `first` on. All threads call it.
 __device__ void receive_counts(const Block& block, uint32_t first, uint32_t count) {
     const HtRouteParams& params = block.params;
     uint32_t* totals = block.shared.for_expert;
@@ -299,7 +301,7 @@ __device__ void receive_counts(const Block& block, uint32_t first, uint32_t coun
     totals[threadIdx.x] = 0;
     __syncthreads();
     for (uint32_t i = threadIdx.x; i < sources * count; i += HT_ROUTE_THREADS) {
-        const Divided at = divide(i, count, 0xffffffffu / count);
+        const DivMod at = divide(i, count, 0xffffffffu / count);
         if (is_active(params.peers, at.quotient)) {
             const Arrival rows = wait_for_count(block, at.quotient, first + at.remainder);
             atomicAdd(&totals[at.remainder], block.bounded(rows.data));
@@ -356,9 +358,9 @@ __device__ void run(const HtRouteParams& params) {
     const uint32_t first = min(shared.part * params.block_tokens, block.tokens());
     const uint32_t last = min(first + params.block_tokens, block.tokens());
     count_tokens(block, first, last);
-    tell_rows(block);
+    publish_rows(block);
     notify_if_last(block);
-    if (!hear_rows(block)) {
+    if (!add_earlier_rows(block)) {
         return;
     }
     number_tokens(block, first, last);

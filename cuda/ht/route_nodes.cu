@@ -1,17 +1,16 @@
-// Creation of a high-throughput handle in a group over several nodes: from the ids of all ranks that this
-// one forwards for, where their rows go on this node and where they land.
+// Creates a high-throughput handle in a group over several nodes: finds, from the ids of all ranks that this one
+// forwards for (its *sources*), where their rows go on this node and where they arrive.
 //
-// Grid: a block for each of these (*sources*), itself first; a block for each other node; a block that
-// receives. A source's block selects the tokens that have an expert on this node, numbers them and their rows,
-// and notifies every rank of the node of how many rows it gets of them, by chunk and by expert. The source
-// itself selects the same tokens from the same ids: its block for this node lists them, so that only they
-// travel. The last block waits for the notifications about all ranks of the group, each of which comes from
-// its forwarder here, and stores where everybody's rows begin: ordered by the source's rank in the
-// group, then by token.
+// Grid: a block for each source, this rank first; a block for each other node; a block that receives. A source's block
+// selects the tokens that have an expert on this node, numbers them and their rows, and notifies every rank of the node
+// of how many of these rows it gets, by chunk and by expert. The source itself selects the same tokens from the same
+// ids: its block for this node lists them, so that only they travel. The last block waits for the notifications about
+// all ranks of the group, each of which comes from the rank's forwarder here, and stores where the rows of each begin:
+// ordered by the source's rank in the group, then by token.
 //
-// Notifications are packets in two banks, as in route.cu, with the same arguments: a kernel ends only after hearing
-// from all ranks of its node. What peers send is bounded here. A source sends only ids over the network; those that
-// name no expert are skipped.
+// Notifications are packets in two banks, for which the proofs of route.cu hold: a kernel ends only after it has those
+// of all ranks of its node. Numbers that peers send are bounded here. A source sends only ids over the network; ids
+// that name no expert are skipped.
 
 #include "../base/entry.cuh"
 #include "numbering.cuh"
@@ -19,7 +18,7 @@
 
 namespace nccl_ep::ht_route_nodes_impl {
 
-// Counts tokens for which `travels(token)` holds. All threads call it; a barrier has gone before and follows.
+// Counts the tokens for which `travels(token)` holds. All threads call it, behind a barrier; another one is at its end.
 template <typename Travels>
 __device__ void count_travelling(const Block& block, uint32_t tokens, Travels travels) {
     uint32_t count = 0;
@@ -30,8 +29,8 @@ __device__ void count_travelling(const Block& block, uint32_t tokens, Travels tr
     __syncthreads();
 }
 
-// Goes through the tokens of a source chunk by chunk, in tiles: calls `begin_chunk(chunk)`, once more after the last
-// chunk, and `tile(token, last)` with this thread's token, which exists if it is below `last`.
+// Goes through the tokens of a source chunk by chunk, in tiles: calls `begin_chunk(chunk)`, also for the number after
+// the last chunk, and `tile(token, last)` with this thread's token, which exists if it is below `last`.
 template <typename BeginChunk, typename Tile>
 __device__ __forceinline__ void for_each_tile(const Block& block, uint32_t tokens,
                                               BeginChunk begin_chunk, Tile tile) {
@@ -57,8 +56,8 @@ __device__ bool comes_here(const Block& block, const HtForwarded& source, uint32
     return comes;
 }
 
-// One thread writes the experts of `token` on a local rank, ascending, as entries after number `written`.
-// Returns how many entries are written then.
+// One thread appends the experts of `token` on local rank `local`, ascending, to the `written` entries; returns how
+// many entries there are then.
 __device__ uint32_t write_entries(const Block& block, const HtForwarded& source, uint32_t token,
                                   uint32_t local, uint32_t index, HtEntry* entries,
                                   uint32_t written) {
@@ -85,7 +84,7 @@ __device__ void tally_token(const HtEntry* entries, uint32_t written, uint32_t* 
     }
 }
 
-// Numbers the tokens that come, and their rows to each local rank.
+// Numbers the tokens that come here, and their rows to each local rank.
 __device__ void number_source(const Block& block, uint32_t number, const HtForwarded& source,
                               bool all_come, uint32_t* tally) {
     const HtNodesMemory& handle = block.params.handle;
@@ -114,7 +113,7 @@ __device__ void number_source(const Block& block, uint32_t number, const HtForwa
         if (comes) {
             mask.set(locals);
         }
-        // The token's own number comes with the last column, after those of its rows.
+        // The last column, after the local ranks, gives the token's own number.
         uint32_t index[HT_MAX_TOP_K];
         uint32_t local[HT_MAX_TOP_K];
         uint32_t rows = 0;
@@ -138,8 +137,7 @@ __device__ void number_source(const Block& block, uint32_t number, const HtForwa
     __syncthreads();
 }
 
-// Notifies the ranks of this node of what they get from a source, and the host of its tokens. The tally is
-// zero again afterwards.
+// Notifies the ranks of this node of what they get from a source, and resets the tally.
 __device__ void notify(const Block& block, uint32_t number, const HtForwarded& source,
                        uint32_t* tally) {
     const uint32_t epoch = block.params.epoch;
@@ -185,7 +183,7 @@ __device__ void route_source(const Block& block, uint32_t number) {
     }
     const bool all_come = number == 0 || all_travel(block.shared.travelling, source.tokens);
     number_source(block, number, source, all_come, tally);
-    // After a failure nobody is notified, and who waits gives up.
+    // After a failure nobody is notified, and waits are given up.
     if (block.shared.failure == 0) {
         notify(block, number, source, tally);
     }
@@ -198,7 +196,7 @@ __device__ void route_source(const Block& block, uint32_t number) {
 
 // ---- Another node ------------------------------------------------------------------------------
 
-// Lists the own tokens that go to another node.
+// Lists this rank's tokens that go to another node.
 __device__ void list_departing(const Block& block, uint32_t other) {
     const HtNodesMemory& handle = block.params.handle;
     const HtForwarded source = block.params.forwarded[0];
@@ -213,8 +211,8 @@ __device__ void list_departing(const Block& block, uint32_t other) {
     };
     count_travelling(block, source.tokens, goes);
     const bool all_go = all_travel(block.shared.travelling, source.tokens);
-    uint32_t* list = handle.list + uint64_t{other} * source.tokens;
-    uint32_t* spots = handle.spots + uint64_t{other} * source.tokens;
+    uint32_t* list = handle.departing_tokens + uint64_t{other} * source.tokens;
+    uint32_t* departing_index = handle.departing_index + uint64_t{other} * source.tokens;
     const auto begin_chunk = [&](uint32_t chunk) {
         if (threadIdx.x == 0) {
             const uint32_t at = other * block.chunk_ends() + chunk;
@@ -229,12 +227,12 @@ __device__ void list_departing(const Block& block, uint32_t other) {
             mask.set(0);
         }
         if (token < last) {
-            spots[token] = HT_NONE;
+            departing_index[token] = HT_NONE;
         }
         number_tile(numbering, 1, mask, [&](uint32_t, uint32_t before) {
             list[before] = token;
             if (has_row) {
-                spots[token] = before;
+                departing_index[token] = before;
             }
         });
     });

@@ -1,4 +1,4 @@
-// Creation of a handle over several nodes (route_nodes.cu): what its blocks share, and the block that receives.
+// The creation of a handle over several nodes (route_nodes.cu): the context of its blocks, and the block that receives.
 #pragma once
 
 #include "../base/expert.cuh"
@@ -10,9 +10,9 @@ namespace nccl_ep::ht_route_nodes_impl {
 
 struct SharedStorage {
     Numbering numbering;
-    // Tokens that travel.
+    // How many tokens travel to the other node.
     uint32_t travelling;
-    // What is known of a failure.
+    // The result of known_failure.
     uint32_t failure;
     // As in route.cu.
     uint32_t conclusion;
@@ -46,7 +46,7 @@ struct Block {
     __device__ const RankOnNode& host_of(int32_t expert) const {
         return nodes().of_rank[expert / local_experts()];
     }
-    // The number of entry k's expert among those of this node; kNowhere if it is not on it.
+    // The number of entry k's expert among those of this node; kNowhere if it is on another one.
     __device__ int32_t expert_here(const HtForwarded& source, uint32_t token, uint32_t k) const {
         const int32_t number = expert(source, token, k);
         const int32_t peer = number == kNowhere ? kNowhere : host_of(number).peer;
@@ -56,21 +56,21 @@ struct Block {
         }
         return static_cast<int32_t>(local * local_experts() + number % local_experts());
     }
-    // The packets about rank `source` of the group, where this rank reads them and where it writes them. Own
-    // ones are not in the window.
+    // The packets about rank `source` of the group, where this rank reads them and where it writes them. This rank's
+    // packets for itself are not in its window, where peers could change them.
     __device__ uint64_t offset(uint32_t source) const {
         return (uint64_t{params.bank} * nodes().ranks + source) * packets();
     }
     __device__ Own<uint64_t> counts_of(uint32_t source) const {
         const bool is_own = forwarder_of(source) == params.peers.rank;
         return (is_own ? params.own_counts
-                       : as<uint64_t>(own_window(params.peers) + params.layout.counts)) +
+                : as<uint64_t>(own_window(params.peers) + params.layout.counts)) +
                offset(source);
     }
     __device__ Remote<uint64_t> counts_for(uint32_t peer, uint32_t source) const {
         return (peer == params.peers.rank
-                    ? Remote<uint64_t>(params.own_counts)
-                    : as<uint64_t>(window_of(params.peers, peer) + params.layout.counts)) +
+                ? Remote<uint64_t>(params.own_counts)
+                : as<uint64_t>(window_of(params.peers, peer) + params.layout.counts)) +
                offset(source);
     }
     __device__ void announce(uint32_t index, uint32_t value) const {
@@ -79,15 +79,15 @@ struct Block {
     }
 };
 
-// Number `i` of the packets about `source`.
+// Waits for packet `i` about `source`.
 __device__ inline Arrival wait_for_count(const Block& block, uint32_t source, uint32_t i) {
     const HtRouteNodesParams& params = block.params;
     return wait_for_packet(params, block.counts_of(source) + i,
                            {WAIT_COUNTS, block.forwarder_of(source), params.epoch});
 }
 
-// Receives how many rows come from each rank of the group, by chunk, and its verdict. A source's rows are at
-// most as many as it may have tokens.
+// Receives how many rows come from each rank of the group, by chunk, and its verdict. Rows are bounded by the tokens
+// that a rank may have.
 __device__ inline void receive_rows(const Block& block) {
     const HtNodes& nodes = block.nodes();
     const uint32_t local_experts = block.local_experts();
@@ -114,7 +114,7 @@ __device__ inline void receive_rows(const Block& block) {
     __syncthreads();
 }
 
-// One thread stores where each source's rows begin, and their number.
+// One thread stores where each source's rows begin, and the number of all rows.
 template <typename Layout>
 __device__ inline void store_begins(const Block& block) {
     const HtNodesMemory& handle = block.params.handle;
@@ -127,7 +127,7 @@ __device__ inline void store_begins(const Block& block) {
     *handle.total = conclusion == kAgreed ? total : conclusion;
 }
 
-// One thread stores what comes from a local rank, in the order in which it sends it.
+// One thread stores how many rows come from a local rank, in the order in which it sends them.
 template <typename Layout>
 __device__ inline void store_arrivals(const Block& block, uint32_t local) {
     const HtNodesMemory& handle = block.params.handle;
@@ -163,7 +163,7 @@ __device__ inline void store_arrivals(const Block& block, uint32_t local) {
     handle.begins[local] = first != HT_NONE ? handle.source_begins[first] : 0;
 }
 
-// Stores how many rows come for each of this rank's experts.
+// Receives and stores how many rows come for each of this rank's experts.
 __device__ inline void store_counts(const Block& block) {
     const HtRouteNodesParams& params = block.params;
     const uint32_t sources = block.shared.conclusion == kAgreed ? block.nodes().ranks : 0;

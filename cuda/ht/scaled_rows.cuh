@@ -1,9 +1,9 @@
-// Rows with scales (rows.cuh): what forwarded rows and cast rows (cast_rows.cuh) have in common, and the former.
+// Rows with scales (rows.cuh): what forwarded and cast rows (cast_rows.cuh) have in common, and forwarded rows.
 //
-//   image      payload | stamp | scales, filled up with zeros to a multiple of 16 bytes
+//   image      payload | stamp | scales, padded with zeros to a multiple of 16 bytes
 //
-// The fingerprint that arrives with a row has no room for the scales, so the stamp has their word. Ranks whose
-// fingerprints agree look for it at the same place.
+// The stamp is the scales word, for which the fingerprint that arrives with a row has no room. Ranks whose fingerprints
+// agree have it at the same offset.
 #pragma once
 
 #include "../base/scales.cuh"
@@ -11,21 +11,20 @@
 
 namespace nccl_ep::ht_dispatch_impl {
 
-// Loops over scales are not unrolled: most rows take one turn.
 constexpr uint32_t kStampBytes = HT_STAMP_BYTES;
 
-// What forwarded and cast rows have in common.
+// What forwarded and cast rows have in common. Loops over scales are not unrolled, as most rows need one iteration.
 struct ScaledImage {
     static constexpr bool kHasScales = true;
     static constexpr bool kZones = false;
     const HtScaledRows& scaled;
 
     __device__ uint32_t payload_bytes(const HtCommon&) const { return scaled.rows.payload_bytes; }
-    // 16-byte parts of the scales.
+    // How many 16-byte parts the scales have.
     __device__ uint32_t scale_parts() const {
         return (scaled.rows.scale_bytes + sizeof(Vec16) - 1) / sizeof(Vec16);
     }
-    // Where in the image they begin.
+    // Where the scales begin in the image.
     __device__ uint32_t scales_at() const { return scaled.rows.payload_bytes + kStampBytes; }
     __device__ Vec16 stamp() const { return {{scaled.word, 0, 0, 0}}; }
     __device__ uint32_t scales_word() const { return scaled.word; }
@@ -44,7 +43,7 @@ struct ScaledImage {
                                             uint32_t bytes, const uint8_t* chunk,
                                             Staging& staging) const {
         const uint32_t payload = scaled.rows.payload_bytes;
-        if (block.keeps_rows && offset < payload) {
+        if (block.wants_rows && offset < payload) {
             staging.store_shared(chunk, block.out_row(row) + offset, min(bytes, payload - offset));
         }
         uint8_t* scales = out_scales(row);
@@ -90,19 +89,19 @@ struct ScaledImage {
     }
 };
 
-// Rows whose scales the caller gives. The copy engine loads the payload, the lanes the rest.
+// Rows with the caller's scales. The copy engine loads the payload, the lanes load the scales.
 struct ForwardedRows : ScaledImage {
-    static constexpr bool kKeptBySender = false;
+    static constexpr bool kSenderStoresLocal = false;
 
-    // The lane's part of the scales, if it has one.
-    struct Ahead {
+    // This lane's part of the scales, if it has one.
+    struct Prefetched {
         Vec16 scales;
     };
     template <typename Block>
-    __device__ Ahead look_ahead(const Block& block, uint32_t token,
-                                typename Block::Place place) const {
+    __device__ Prefetched prefetch(const Block& block, uint32_t token,
+                                   typename Block::TokenLocation location) const {
         if (token < block.common.handle.tokens && lane_idx() < scale_parts()) {
-            return {load_part(block, token, place, lane_idx())};
+            return {load_part(block, token, location, lane_idx())};
         }
         return {};
     }
@@ -138,16 +137,16 @@ struct ForwardedRows : ScaledImage {
 #pragma unroll 1
         for (uint32_t part = lane_idx(); part < scale_parts(); part += kWarpSize) {
             write(scales_at() + part * sizeof(Vec16),
-                  part < kWarpSize ? token.ahead.scales
-                                   : load_part(block, token.token, token.place, part));
+                  part < kWarpSize ? token.prefetched.scales
+                                   : load_part(block, token.token, token.location, part));
         }
-        settle_shared();
+        fence_for_bulk();
         staging.wait_loaded();
         return staging.chunk();
     }
 
-    // For rows that need no ring: a part of a token's scales; where it goes on this rank; and a copy of all scales of a
-    // row that stays here.
+    // For rows that need no ring (direct_rows.cuh): a part of a token's scales; the place of a part in this rank's
+    // output; and a copy of all scales of a token that stays on this rank.
     template <typename Block>
     __device__ Vec16 scale_part(const Block& block, uint32_t token, uint32_t part) const {
         return load_part(block, token, {}, part);
@@ -156,7 +155,7 @@ struct ForwardedRows : ScaledImage {
         return part_of(scaled.rows.out, out_scales(row), part);
     }
     template <typename Block>
-    __device__ void keep_scales(const Block& block, uint32_t token, uint32_t row) const {
+    __device__ void copy_local_scales(const Block& block, uint32_t token, uint32_t row) const {
 #pragma unroll 1
         for (uint32_t part = lane_idx(); part < scale_parts(); part += kWarpSize) {
             out_part(row, part).store(load_part(block, token, {}, part));
@@ -167,13 +166,13 @@ struct ForwardedRows : ScaledImage {
     // A part of the scales of a token: in the caller's tensor, or behind a row that came from another node.
     template <typename Block>
     __device__ __forceinline__ Vec16 load_part(const Block& block, uint32_t token,
-                                               typename Block::Place place,
+                                               typename Block::TokenLocation location,
                                                uint32_t number) const {
         const ScaleView& from = scaled.rows.from;
         if (from.data != nullptr) {
             return part_of(from, scales_of_row(scaled.rows, from, 0, token), number).load();
         }
-        const uint8_t* row = block.row_of_token(token, place);
+        const uint8_t* row = block.row_of_token(token, location);
         return ld_const(reinterpret_cast<const Vec16*>(row + scaled.rows.payload_bytes) + number);
     }
 };

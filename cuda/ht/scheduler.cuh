@@ -1,4 +1,4 @@
-// The scheduler of a block of a combine: which warp takes which row, where rows become ready in no known order.
+// The scheduler of a combine's block: which warp takes which row, as rows become ready in no known order.
 #pragma once
 
 #include "../peer/poll.cuh"
@@ -6,39 +6,40 @@
 
 namespace nccl_ep {
 
-// The rows of all sequences, dealt to the blocks of a share in turn. The warps of a block take the rows of
-// each sequence in order, but only rows that are ready.
+// The progress of a block. The rows of each sequence are dealt to the blocks in turn; the warps of a block take its
+// rows of a sequence in order, but only rows that are ready.
 struct Scheduler {
-    // Turns of each sequence that were taken.
+    // How many turns of each sequence were taken.
     uint32_t next[MAX_PEERS];
 };
 
-// The row of a sequence that the block takes at its turn number `turn`.
-__device__ __forceinline__ uint32_t row_of_turn(const Share& share, uint32_t peer, uint32_t turn) {
+// The row of a sequence that this block takes in turn `turn`.
+__device__ __forceinline__ uint32_t row_of_turn(const BlockRange& share, uint32_t peer, uint32_t turn) {
     return turn * share.blocks + (share.index() + peer) % share.blocks;
 }
 
-// The row that a warp has taken.
-struct Work {
-    // kNoPeer: nothing was ready, and if `left` is kNoPeer too, nothing is left.
+// A row that a warp has taken.
+struct TakenRow {
+    // The other rank of its sequence; kNoPeer if nothing was ready.
     uint32_t peer;
     uint32_t index;
+    // If nothing was ready: a peer with rows left, kNoPeer if there is none.
     uint32_t left;
 };
 
-// The sequences whose rows are dealt to the blocks of a share, as one of these sees them.
+// The sequences whose rows are dealt to the blocks of `share`, as one of these blocks sees them.
 struct Sequences {
     Scheduler& scheduler;
-    // Rows of each.
+    // The number of rows of each sequence.
     const uint32_t* counts;
-    const Share& share;
+    const BlockRange& share;
     uint32_t ranks;
 };
 
-// One warp looks once for a row for which `is_ready(peer, index, turn)` holds.
+// One warp tries once to take a row for which `is_ready(peer, index, turn)` holds.
 template <typename Ready>
-__device__ __forceinline__ Work try_next_row(const Sequences& sequences, Ready is_ready) {
-    Work work = {kNoPeer, 0, kNoPeer};
+__device__ __forceinline__ TakenRow try_next_row(const Sequences& sequences, Ready is_ready) {
+    TakenRow work = {kNoPeer, 0, kNoPeer};
     for (uint32_t base = 0; base < sequences.ranks; base += kWarpSize) {
         const uint32_t peer = base + lane_idx();
         uint32_t turn = 0;
@@ -56,7 +57,7 @@ __device__ __forceinline__ Work try_next_row(const Sequences& sequences, Ready i
         }
         LaneMask candidates = ballot(ready);
         while (candidates.any()) {
-            // Warps begin at different peers, so that not all try to take the same row.
+            // Warps begin with different peers, so that not all try to take the same row.
             const uint32_t lane = candidates.first_from(warp_idx() % kWarpSize);
             bool won = false;
             if (lane_idx() == lane) {
@@ -74,12 +75,12 @@ __device__ __forceinline__ Work try_next_row(const Sequences& sequences, Ready i
     return work;
 }
 
-// Takes a row, waiting until one is ready; kNoPeer when none is left or the operation has failed. While none is
-// ready `idle` is called; it ends the wait by returning true. `awaited` lacks only the peer.
+// Takes a row, waiting until one is ready; kNoPeer if none is left or the operation has failed. While none is ready it
+// calls `idle`, which can end the wait by returning true. `awaited` lacks only the peer.
 template <typename Ready, typename Idle>
-__device__ __forceinline__ Work next_row(const HtCommon& common, Awaited awaited, const Sequences& sequences,
-                                         Ready is_ready, Idle idle) {
-    Work work;
+__device__ __forceinline__ TakenRow next_row(const HtCommon& common, Awaited awaited, const Sequences& sequences,
+                                             Ready is_ready, Idle idle) {
+    TakenRow work;
     const auto look = [&] {
         work = try_next_row(sequences, is_ready);
         awaited.peer = work.left;

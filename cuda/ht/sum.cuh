@@ -1,4 +1,4 @@
-// The sum of rows in fp32, in the order of lanes: a warp adds a part of many rows at once.
+// Sums of rows in fp32, in the order of lanes; a warp adds a part of several rows at a time.
 #pragma once
 
 #include "../base/numeric.cuh"
@@ -6,7 +6,7 @@
 
 namespace nccl_ep::ht_combine_impl {
 
-// A lane's accesses to one row that are in flight together, and rows that are loaded together.
+// A lane's accesses to a row that are in flight together, and rows that are loaded together.
 constexpr uint32_t kVecs = 4;
 constexpr uint32_t kRows = 4;
 
@@ -21,7 +21,7 @@ __device__ __forceinline__ void clear_sum(float (&sum)[kVecs][Type::kPerVec]) {
     }
 }
 
-// Rounds this lane's accesses from number `first` on, and stores them to a row at `out`.
+// Rounds this lane's sums, which are for its accesses from number `first` on, and stores them to the row at `out`.
 template <typename Type>
 __device__ __forceinline__ void store_sum(const float (&sum)[kVecs][Type::kPerVec], uint32_t first,
                                           uint32_t vecs, Vec16* out) {
@@ -34,8 +34,7 @@ __device__ __forceinline__ void store_sum(const float (&sum)[kVecs][Type::kPerVe
     }
 }
 
-// One warp adds the rows of `lanes`, whose addresses these hold, to kVecs accesses per lane from number
-// `first` on.
+// One warp adds the rows whose addresses `lanes` have in `of_lane`, kVecs accesses per lane from number `first` on.
 template <typename Type>
 __device__ __forceinline__ void add_rows(float (&sum)[kVecs][Type::kPerVec], LaneMask lanes,
                                          const uint8_t* of_lane, uint32_t first, uint32_t vecs) {

@@ -1,4 +1,4 @@
-// What a rank concludes from the verdicts of others when a handle is routed.
+// What a rank concludes from the verdicts of all ranks when a handle is routed.
 #pragma once
 
 #include "rings.cuh"
@@ -7,7 +7,8 @@ namespace nccl_ep {
 
 constexpr uint32_t kAgreed = 0xffffffffu;
 
-// Compares the verdict of `source` with this rank's: kAgreed, or the mark that replaces the number of rows.
+// Compares the verdict of `source` with this rank's, `own`. Returns kAgreed, or the mark that takes the place of the
+// number of rows.
 __device__ inline uint32_t conclude(uint32_t own, uint32_t source, const Arrival& verdict) {
     const uint32_t low = verdict.data & ((1u << HT_DISAGREED_RANK_SHIFT) - 1);
     const uint32_t why = HT_DISAGREED | source << HT_DISAGREED_RANK_SHIFT | low;

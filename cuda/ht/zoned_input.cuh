@@ -1,9 +1,9 @@
-// The rows of a combine that lie by expert in its input: a rank returns for a token the sum of its slots, by ascending
+// The input of a combine that is ordered by expert: a rank returns, for a token, the sum of its slots, by ascending
 // expert in fp32, rounded. A slot that was dropped adds nothing.
 //
-// A warp sums a row part by part. The parts of all rows that it adds pass through a few stages of shared memory in
-// turn, so the same number of them is always in flight, however many rows a sum has. Each lane loads what it adds
-// itself, so stages need no barrier.
+// A warp sums a row part by part. The parts of all its addends pass through a few stages of shared memory in turn, so
+// the same number of parts is always in flight, however many addends a row has. Each lane loads what it adds itself, so
+// stages need no barrier.
 #pragma once
 
 #include "combine_block.cuh"
@@ -49,9 +49,9 @@ class ZonedBuffers : public Staging {
     uint32_t loaded_ = 0;
 };
 
-// What a warp adds: addresses of rows, in lanes. First the slots of this rank's row. At home their sum is rounded, and
-// added after the rows of the ranks before this one and before those of the ranks behind it. On several nodes the sums
-// of the others follow; where sums go by ascending node, this node's is rounded and takes its place among them.
+// The rows that a warp adds; lanes have their addresses. First come the slots of this rank's row. At home their sum is
+// rounded, and added after the rows of lower ranks and before those of higher ones. Over several nodes the sums of the
+// others follow; where sums go by ascending node, this node's is rounded and takes its place among them.
 template <bool kNodes>
 struct Addends {
     static constexpr uint32_t kPhases = kNodes ? 5 : 3;
@@ -86,7 +86,7 @@ struct Addends {
     }
 };
 
-// Loads the parts of addends, in the order in which they are added.
+// Loads the parts of addends ahead, in the order in which they are added.
 template <bool kNodes>
 class AddendsAhead {
    public:
@@ -115,7 +115,7 @@ class AddendsAhead {
     uint32_t offset_ = 0;
 };
 
-// A part of a row that is summed.
+// The sum of a part of a row.
 template <typename Type>
 struct PartSum {
     float sum[kVecs][Type::kPerVec];

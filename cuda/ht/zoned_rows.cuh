@@ -1,5 +1,5 @@
-// Rows of a dispatch that lie by expert in the output: what arrives is stored to each slot of the row. They travel like
-// other rows, as `Base` says.
+// Rows of a dispatch whose output is ordered by expert: a row is stored to each of its slots. They travel like other
+// rows, as `Base` says.
 #pragma once
 
 #include "dispatch_block.cuh"
@@ -7,7 +7,7 @@
 
 namespace nccl_ep::ht_dispatch_impl {
 
-// Zeros that a warp writes at a time: slots of a zone, or weights behind all zones.
+// How many zeros a warp writes at a time: padding slots of a zone, or weights behind all zones.
 constexpr uint32_t kPadsAtOnce = 8;
 constexpr uint32_t kWeightsAtOnce = 4096;
 
@@ -69,7 +69,7 @@ struct ZonedRows : Base {
         const uint32_t end = min(first + kPadsAtOnce, zones.begins[expert + 1]);
         const uint32_t row_bytes = this->payload_bytes(block.common);
         for (uint32_t slot = first; slot < end && is_slot(slot, params.out_rows); ++slot) {
-            for (uint32_t offset = 0; block.keeps_rows && offset < row_bytes; offset += HT_ZERO_BYTES) {
+            for (uint32_t offset = 0; block.wants_rows && offset < row_bytes; offset += HT_ZERO_BYTES) {
                 staging.store_shared(block.zeros, block.out_row(slot) + offset, min(row_bytes - offset, HT_ZERO_BYTES));
             }
             if (lane_idx() == 0 && params.out_weights != nullptr && is_slot(slot, params.routing_rows)) {

@@ -1,4 +1,4 @@
-// The layout of rows by expert. Kernels are templates over their operation's `Layout`; its twin on the host is in
+// The expert-major layout. Kernels are templates over their operation's `Layout`; the host's counterpart is in
 // src/model/layout.rs.
 #pragma once
 
@@ -7,14 +7,14 @@
 
 namespace nccl_ep {
 
-// Instead of a row: the entry found no free one, and the group fails.
+// In place of a row: the expert's rows are full, and the group fails.
 constexpr int32_t kDropped = -2;
 
-// The output `[local_experts][ranks * max_tokens]`: the rows of an expert together, by source rank
-// ascending, then token, then k.
+// The output `[local_experts][ranks * max_tokens]`: the rows of an expert are contiguous, by ascending source rank,
+// then token, then k.
 struct ExpertMajor {
-    // Whether the caller of a combine has summed what a rank gives for a token.
-    static constexpr bool kSummed = false;
+    // Whether the caller of a combine has already summed a rank's rows of a token.
+    static constexpr bool kCallerSums = false;
 
     const LlShape& shape;
     uint32_t ranks;
@@ -22,11 +22,11 @@ struct ExpertMajor {
     __device__ uint32_t rows_of_expert() const { return ranks * shape.max_tokens; }
     __device__ uint32_t rows() const { return shape.local_experts * ranks * shape.max_tokens; }
 
-    // Where the table of counts and begins holds (source, expert).
+    // The index of (source, expert) in the table of counts, later of begins.
     __device__ uint32_t cell(uint32_t source, uint32_t expert) const {
         return source * shape.local_experts + expert;
     }
-    // In `table`, turns what each source sends to `expert` into where its rows begin; returns their sum.
+    // Replaces the rows that each source sends to `expert`, in `table`, by where they begin; returns their sum.
     __device__ uint32_t find_begins(uint32_t* table, uint32_t expert) const {
         uint32_t total = 0;
 #pragma unroll 1
@@ -37,19 +37,19 @@ struct ExpertMajor {
         }
         return total;
     }
-    // How many of `total` rows that came for an expert there is room for.
+    // How many of `total` rows for an expert there is room for.
     __device__ uint32_t kept(uint32_t total) const {
         const uint32_t most = rows_of_expert();
         return total < most ? total : most;
     }
-    // After find_begins, which has given `total`, more than there is room for: the first source that sends an
-    // expert more rows than its share. There is one, and its ids repeat the expert, as it has no more tokens.
-    struct Surplus {
+    // After find_begins returned a `total` that there is no room for: the first source that sends an expert more rows
+    // than it may have tokens. There is one, and its ids repeat the expert.
+    struct Overflow {
         uint32_t source;
         uint32_t rows;
     };
-    __device__ Surplus find_surplus(const uint32_t* table, uint32_t expert, uint32_t total) const {
-        Surplus found = {0, 0};
+    __device__ Overflow find_overflow(const uint32_t* table, uint32_t expert, uint32_t total) const {
+        Overflow found = {0, 0};
 #pragma unroll 1  // seldom done
         for (uint32_t source = ranks; source-- > 0;) {
             const uint32_t begin = table[cell(source, expert)];
@@ -60,16 +60,16 @@ struct ExpertMajor {
         }
         return found;
     }
-    // The row that is number `index` of those that `source` sends to `expert`, or kDropped.
+    // The output row for row `index` from `source` to `expert`, or kDropped.
     __device__ int32_t row(const uint32_t* begins, uint32_t source, uint32_t expert, uint32_t index) const {
         return row_at(expert, begins[cell(source, expert)] + index);
     }
-    // The row that is number `slot` of `expert`, or kDropped.
+    // The output row for row `slot` of `expert`, or kDropped.
     __device__ int32_t row_at(uint32_t expert, uint32_t slot) const {
         const uint32_t most = rows_of_expert();
         return slot < most ? static_cast<int32_t>(expert * most + slot) : kDropped;
     }
-    // Which of the rows of its `expert` a row is.
+    // The index of a row among those of its `expert`.
     __device__ uint32_t ordinal(int32_t row, uint32_t expert) const { return row - expert * rows_of_expert(); }
 };
 

@@ -1,4 +1,4 @@
-// The layout of rows without experts. Kernels are templates over their operation's `Layout`; its twin on the host is in
+// The flat layout. Kernels are templates over their operation's `Layout`; the host's counterpart is in
 // src/model/layout.rs.
 #pragma once
 
@@ -6,10 +6,10 @@
 
 namespace nccl_ep {
 
-// The output `[rows]`: a row for each token that names an expert of this rank, by source rank ascending, then token.
-// So rows of one source lie together; and over several nodes those of one part of its tokens do.
+// The output `[rows]`: one row for each token that names an expert of this rank, by ascending source rank, then token.
+// So the rows of a source are contiguous, and over several nodes also those of each chunk of its tokens.
 struct Flat {
-    // Stores where the rows of each source begin, of which `count(source)` says how many there are; returns their sum.
+    // Stores where the `count(source)` rows of each source begin; returns the number of all rows.
     template <typename Count>
     __device__ static uint32_t find_begins(uint32_t sources, Count count, uint32_t* begins) {
         uint32_t total = 0;
@@ -19,10 +19,10 @@ struct Flat {
         }
         return total;
     }
-    // The row that is number `index` of those that begin at `begin`.
+    // The output row for row `index` of a source whose rows begin at `begin`.
     __device__ static uint32_t row(uint32_t begin, uint32_t index) { return begin + index; }
-    // The row that is number `index` of those that no token fills, if `total` are filled and there are so many. With
-    // nearly 2^32 rows, 32 bits do not hold the numbers past the last one.
+    // Output row `index` of those behind the `total` rows that tokens fill, which may lie past the last one: hence 64
+    // bits.
     __device__ static uint64_t unused_row(uint32_t total, uint64_t index) { return total + index; }
 };
 

@@ -1,6 +1,7 @@
-// Where things lie in a bank, the part of every rank's window that one operation uses; and what an entry's packet says.
+// The layout of a bank, the part of every rank's window that one operation uses, and the content of entry packets.
 //
-// Each bank begins with its rows, in slots. Bank<Own> is this rank's, to read; Bank<Remote> a peer's, to write.
+// Each bank begins with its rows, in slots. This rank reads its own bank, Bank<Own>, and writes to those of its peers,
+// Bank<Remote>.
 #pragma once
 
 #include "../base/expert.cuh"
@@ -14,12 +15,12 @@ __device__ __forceinline__ RowFormat row_format(const LlShape& shape) {
     return {shape.row_bytes, shape.chunk_bytes};
 }
 
-// An entry packet's data: the local expert in the high bits, below them the entry's index among the rows that its
-// source sends to this expert; rank-major, among those that it sends to this rank.
+// An entry packet's data: the local expert in the high bits, below them the index of the entry's row among those that
+// its source sends to this expert, or rank-major to this rank.
 struct EntryWord {
     static constexpr uint32_t kIndexBits = LL_INDEX_BITS;
     static constexpr uint32_t kMaxIndex = (1u << kIndexBits) - 1;
-    // The entry's expert is on another rank, or there is none.
+    // The entry's expert is on another rank, or the entry has none.
     static constexpr uint32_t kElsewhere = 0xffffffffu;
 
     uint32_t data;
@@ -33,17 +34,17 @@ struct EntryWord {
     __device__ uint32_t index() const { return data & kMaxIndex; }
 };
 
-// The slots of a bank. In dispatch a token's row has one slot at each rank that it goes to; in combine each
-// expert rank's sum has one at the token's home or its forwarder, or, in exact mode, each entry's row.
+// The slots of a bank. A dispatched row has one slot at each rank that it goes to. In a combine, each expert rank's sum
+// for a token has a slot at the token's home or its forwarder; in exact mode each entry's row has one.
 struct BankSlots {
     const LlShape& shape;
-    // Ranks of a node.
+    // Ranks of this node.
     uint32_t peers;
 
     __device__ uint32_t of_token(uint32_t source, uint32_t token) const {
         return source * shape.max_tokens + token;
     }
-    // From `peer`, at the forwarder of the token's rank, which is its source `number`.
+    // The sum from `peer`, at the forwarder of the token's rank, whose source `number` that rank is.
     __device__ uint32_t of_sum(uint32_t number, uint32_t token, uint32_t peer) const {
         return (number * shape.max_tokens + token) * peers + peer;
     }
@@ -52,7 +53,7 @@ struct BankSlots {
     }
 };
 
-// A row of a bank, and its flags, packets of which each chunk has one or, in a row with scales, four.
+// A row of a bank and its flags, which are packets: one for each chunk or, for rows with scales, four.
 template <template <typename> class Address>
 struct BankRow {
     Address<uint8_t> data;
@@ -68,7 +69,8 @@ struct Bank {
         return {base + uint64_t{slot} * common.shape.slot_bytes,
                 as<uint64_t>(base + common.layout.flags) + uint64_t{slot} * common.shape.flags};
     }
-    // Rows of `source` per local expert, then its tokens, its fingerprint, and its scales word if it has one.
+    // The rows of `source` for each local expert, then its number of tokens, its fingerprint and, if any, its scales
+    // word.
     __device__ Address<uint64_t> counts(uint32_t source) const {
         return as<uint64_t>(base + common.layout.counts) +
                source * (common.shape.local_experts + LL_COUNTS_BESIDE_EXPERTS);
@@ -79,18 +81,18 @@ struct Bank {
     __device__ Address<uint64_t> scales_word(uint32_t source) const {
         return counts(source) + common.shape.local_experts + 2;
     }
-    // What `source` says about each entry of its token `token`.
+    // An EntryWord for each entry of token `token` of `source`.
     __device__ Address<uint64_t> entries(uint32_t source, uint32_t token) const {
         return as<uint64_t>(base + common.layout.entries) +
                (uint64_t{source} * common.shape.max_tokens + token) * LL_MAX_TOP_K;
     }
-    // Rank-major: the weights of the token `token` of `source`, behind all entries.
+    // Rank-major: the weights of token `token` of `source`; they are behind the entries of all ranks.
     __device__ Address<uint64_t> weights(uint32_t source, uint32_t token, uint32_t ranks) const {
         return entries(ranks + source, token);
     }
 };
 
-// Where a handle has the epoch of its last rank-major dispatch if that filled a bank of views, else 0.
+// The handle's word with the epoch of its last rank-major dispatch if that filled a bank of views, else 0.
 __device__ __forceinline__ uint32_t* filled_by(const LlCommon& common, uint32_t ranks) {
     return common.handle.tokens_of + ranks;
 }

@@ -1,18 +1,18 @@
-// A chunk of a row: how a warp moves it, and how it arrives.
+// How a warp moves a chunk of a row, and how the receiver detects that it has arrived.
 //
-// Rows carry no flag: a fence before a flag costs a round trip over NVLink, and more under load. All words
-// of a bank's rows hold kSentinel between operations; a word that is not kSentinel has arrived. Every chunk that
-// is sent is awaited by one warp there, which writes kSentinel again after reading it, so the bank is ready
-// before anybody may write it again (protocol.cuh). Data that contains kSentinel itself is allowed but rare
-// (as two 16-bit floats or as one 32-bit float it is no number): after such a chunk its sender signals the
-// chunk's flag, a packet, and a receiver that finds kSentinel looks there.
+// Rows need no flag, as a fence before a flag would cost a round trip over NVLink, and more under load. Instead all
+// words of a bank's rows hold kSentinel between operations; a word that is not kSentinel has arrived. Every chunk that
+// is sent is awaited by one warp of the receiver, which writes kSentinel again after reading it, so the bank is ready
+// before anybody may write it again (protocol.cuh). Data that contains kSentinel is allowed but rare (it is a NaN as
+// two 16-bit floats or one 32-bit float): after such a chunk its sender signals the chunk's flag, a packet, which a
+// receiver checks if it keeps finding kSentinel.
 #pragma once
 
 #include "late.cuh"
 
 namespace nccl_ep {
 
-// Up to this many tokens of a rank, waiting warps poll for everything missing: that is faster, and they are few enough.
+// Up to this many tokens of a rank, all lanes of a waiting warp poll: that is faster, and few warps wait.
 constexpr uint32_t kPollWholeTokens = 16;
 // A word of a row that has not arrived.
 constexpr uint32_t kSentinel = LL_SENTINEL;
@@ -24,10 +24,10 @@ __device__ __forceinline__ bool has_sentinel(const Vec16& v) {
 
 __device__ __forceinline__ Vec16 all_sentinels() { return {{kSentinel, kSentinel, kSentinel, kSentinel}}; }
 
-// Consecutive chunks of a row without scales. A chunk has 16 bytes for each lane, in the last one perhaps not for all.
+// Consecutive chunks of a row without scales. A chunk has 16 bytes for each lane; the last one may have fewer.
 template <uint32_t kChunks>
 struct Chunks {
-    // The first one.
+    // The index of the first chunk.
     uint32_t index;
     // Bytes of the row.
     uint32_t row_bytes;
@@ -35,12 +35,12 @@ struct Chunks {
     __device__ Chunks(const LlShape& shape, uint32_t number)
         : index(number * kChunks), row_bytes(shape.row_bytes) {}
     __device__ Chunks(uint32_t first, uint32_t bytes) : index(first), row_bytes(bytes) {}
-    // Where this lane's part of chunk `i` of them begins in the row, and whether there is one.
+    // Where this lane's part of chunk `i` begins in the row, and whether it has one.
     __device__ uint32_t lane_byte(uint32_t i = 0) const {
         return ((index + i) * kWarpSize + lane_idx()) * sizeof(Vec16);
     }
     __device__ bool holds(uint32_t i = 0) const { return lane_byte(i) < row_bytes; }
-    // Bit i: whether this lane has a part of chunk `i`.
+    // Bit i: whether this lane has a part of chunk i.
     __device__ __forceinline__ uint32_t held() const {
         uint32_t bits = 0;
 #pragma unroll
@@ -57,7 +57,7 @@ using Chunk = Chunks<1>;
 struct ChunkData {
     Vec16 vec;
 
-    // Calls `with` for each of the lane's accesses, and its number in the row.
+    // Calls `with(vec, index)` for each of the lane's accesses; `index` is the access's index in the row.
     template <typename Self, typename With>
     __device__ __forceinline__ static void each(Self& self, const Chunk& chunk, With with) {
         if (chunk.holds()) {
@@ -67,8 +67,8 @@ struct ChunkData {
     __device__ __forceinline__ void fill(uint32_t word) { vec = {{word, word, word, word}}; }
 };
 
-// ---- What a warp does with its chunk, also of rows with scales (scaled_chunk.cuh) ----------------
-// `row` is the beginning of a row that nobody writes meanwhile.
+// ---- Loads and stores of a warp's chunk, with or without scales (scaled_chunk.cuh) ---------------
+// `row` is the beginning of a row that is not written while the kernel runs.
 template <typename Chunk, typename Data>
 __device__ __forceinline__ void load_const(Data& data, const uint8_t* row, const Chunk& chunk) {
     Data::each(data, chunk, [&](Vec16& vec, uint32_t index) {
@@ -91,7 +91,7 @@ template <typename Chunk, typename Data>
 __device__ __forceinline__ void put_to(const Data& data, Remote<uint8_t> row, const Chunk& chunk) {
     Data::each(data, chunk, [&](const Vec16& vec, uint32_t index) { put(as<Vec16>(row) + index, vec); });
 }
-// Whether some word of this lane's part is kSentinel.
+// Whether a word of this lane's part is kSentinel.
 template <typename Chunk, typename Data>
 __device__ __forceinline__ bool has_sentinel(const Data& data, const Chunk& chunk) {
     bool found = false;
@@ -99,7 +99,7 @@ __device__ __forceinline__ bool has_sentinel(const Data& data, const Chunk& chun
     return found;
 }
 
-// After the warp's stores of a chunk: signals its flag if its data is one `with_sentinel`.
+// After the warp's stores of a chunk: signals the chunk's flag if its data contains kSentinel (`with_sentinel`).
 template <typename Op, typename Chunk>
 __device__ __forceinline__ void signal_sentinel(const Op& op, const BankRow<Remote>& to,
                                                 const Chunk& chunk, bool with_sentinel) {
@@ -111,7 +111,7 @@ __device__ __forceinline__ void signal_sentinel(const Op& op, const BankRow<Remo
     }
 }
 
-// A warp sends a chunk; `with_sentinel` says whether some word of it is kSentinel.
+// A warp sends a chunk; `with_sentinel` says whether the data contains kSentinel.
 template <typename Op, typename Chunk, typename Data>
 __device__ __forceinline__ void send(const Op& op, const BankRow<Remote>& to, const Chunk& chunk,
                                      const Data& data, bool with_sentinel) {
@@ -119,7 +119,8 @@ __device__ __forceinline__ void send(const Op& op, const BankRow<Remote>& to, co
     signal_sentinel(op, to, chunk, with_sentinel);
 }
 
-// A warp stores some chunks, of which `vec_of` gives a lane's parts. Bit i of the result: chunk i has kSentinel there.
+// A warp stores chunks; `vec_of(i)` is this lane's part of chunk i. Bit i of the result: whether that part contains
+// kSentinel.
 template <uint32_t kChunks, typename VecOf>
 __device__ __forceinline__ uint32_t put_chunks(const BankRow<Remote>& to, const Chunks<kChunks>& chunks, VecOf vec_of) {
     const Remote<Vec16> first = as<Vec16>(to.data + chunks.lane_byte());
@@ -134,7 +135,8 @@ __device__ __forceinline__ uint32_t put_chunks(const BankRow<Remote>& to, const 
     }
     return with_sentinel;
 }
-// Signals the flags of the chunks that put_chunks has found. In a loop, so that its code exists once.
+// Signals the flags of the chunks that contain kSentinel, by the result of put_chunks. Not unrolled, to keep code
+// small.
 template <typename Op, uint32_t kChunks>
 __device__ __forceinline__ void signal_sentinels(const Op& op, const BankRow<Remote>& to, const Chunks<kChunks>& chunks,
                                                  uint32_t with_sentinel) {
@@ -152,115 +154,115 @@ __device__ __forceinline__ void send_chunks(const Op& op, const BankRow<Remote>&
     }
 }
 
-// The lanes whose `flag` says that a chunk is there, although it looks like kSentinel. All lanes call it; NULL for
-// none.
+// The lanes whose flag at `flag`, if not NULL, says that a chunk has arrived although it contains kSentinel. All lanes
+// call it.
 template <typename Op>
 __device__ __forceinline__ LaneMask flagged_lanes(const Op& op, uint64_t* flag) {
     const bool is_flagged = flag != nullptr && packet_epoch(ld_acquire_sys(flag)) == op.epoch;
-    // Epochs repeat after 2^32 operations; a flag that was left would then vouch for other data.
+    // Cleared, as epochs repeat after 2^32 operations: then an old flag would announce other data.
     if (is_flagged) {
         st_relaxed_sys(flag, 0);
     }
     const LaneMask flagged = ballot(is_flagged);
-    sync_warp();  // what one lane has acquired, all see
+    sync_warp();  // all lanes see what one has acquired
     return flagged;
 }
 
-// How a warp looks for what comes to its lanes.
-struct Lookout {
-    // Lanes that missed something at the last poll, and for how many polls they have been the same.
+// The state of a warp's polling for the data of its lanes.
+struct PollState {
+    // The lanes whose data was missing at the last poll, and for how many polls they have been the same lanes.
     LaneMask missing = LaneMask::all_lanes();
     uint32_t unchanged = 0;
 
-    // Whether this lane looks. With `gently` only the last lane that misses something does, until it finds it: where
-    // many warps wait, polls of all lanes would take bandwidth from those that work.
-    __device__ __forceinline__ bool looks(bool gently) const {
+    // Whether this lane polls. With `gently` only the last lane with missing data does, until that arrives: where many
+    // warps wait, polls by all lanes would take bandwidth from the warps that move data.
+    __device__ __forceinline__ bool lane_polls(bool gently) const {
         return !gently || unchanged == 0 || missing.last() == lane_idx();
     }
-    // Whether flags are asked for at this poll: data that contains kSentinel is rare.
-    __device__ __forceinline__ bool asks_for_flags() const { return unchanged % 8 == 7; }
-    // After a poll; returns whether no lane misses anything.
-    __device__ __forceinline__ bool note(bool misses) {
-        const LaneMask now = ballot(misses);
+    // Whether this poll also checks flags: seldom, as data that contains kSentinel is rare.
+    __device__ __forceinline__ bool checks_flags() const { return unchanged % 8 == 7; }
+    // Records the result of a poll; returns whether nothing is missing in any lane.
+    __device__ __forceinline__ bool update(bool is_missing) {
+        const LaneMask now = ballot(is_missing);
         unchanged = now.bits == missing.bits ? unchanged + 1 : 0;
         missing = now;
         return !now.any();
     }
 };
 
-// The same chunks of some rows without scales, as they come to a warp.
+// Rows without scales for which a warp waits: the same chunks of each.
 template <uint32_t kRows, uint32_t kChunks>
 struct ArrivingRows {
-    // This lane's part of the first chunk of each row; NULL for those that do not come.
+    // The address of this lane's part of the first chunk of each row; NULL for rows that are not awaited.
     Vec16* at[kRows];
     Vec16 vec[kRows][kChunks];
-    // Bit i * kChunks + j: this lane's part of chunk j of row i has not come.
-    uint32_t waits;
-    Lookout lookout;
+    // Bit i * kChunks + j: this lane's part of chunk j of row i is missing.
+    uint32_t missing;
+    PollState polling;
 
-    // For the first kRows of `count` rows; `row_of` gives their addresses. A warp with much to load that polls `gently`
-    // does not begin with all lanes.
+    // Waits for the first kRows of `count` rows, whose addresses `row_of` gives. A warp with several chunks to load
+    // that polls `gently` does not poll with all lanes even at first.
     template <typename RowOf>
     __device__ __forceinline__ ArrivingRows(uint32_t count, const Chunks<kChunks>& chunks, bool gently, RowOf row_of)
-        : waits(0) {
-        lookout.unchanged = kChunks > 1 && gently ? 1 : 0;
+        : missing(0) {
+        polling.unchanged = kChunks > 1 && gently ? 1 : 0;
         const uint32_t held = chunks.held();
 #pragma unroll
         for (uint32_t i = 0; i < kRows; ++i) {
             at[i] = i < count ? as<Vec16>(row_of(i) + chunks.lane_byte()) : nullptr;
-            waits |= i < count ? held << (i * kChunks) : 0;
+            missing |= i < count ? held << (i * kChunks) : 0;
         }
     }
-    // One poll; returns whether all are there. `flagged_rows` reads the flags of chunks that look missing; its bits are
-    // those of `waits`.
+    // Polls once; returns whether everything has arrived. `flagged_rows` reads the chunks' flags; its result has the
+    // bits of `missing`.
     template <typename FlaggedRows>
     __device__ __forceinline__ bool poll(bool gently, FlaggedRows flagged_rows) {
-        const uint32_t flagged = lookout.asks_for_flags() ? flagged_rows() : 0;
-        const uint32_t looked_for = lookout.looks(gently) ? waits : waits & flagged;
+        const uint32_t flagged = polling.checks_flags() ? flagged_rows() : 0;
+        const uint32_t polled = polling.lane_polls(gently) ? missing : missing & flagged;
 #pragma unroll
         for (uint32_t i = 0; i < kRows * kChunks; ++i) {
-            if ((looked_for >> i & 1) != 0) {
+            if ((polled >> i & 1) != 0) {
                 vec[i / kChunks][i % kChunks] = ld_relaxed_sys(at[i / kChunks] + i % kChunks * kWarpSize);
             }
         }
-        waits &= ~flagged;
+        missing &= ~flagged;
 #pragma unroll
         for (uint32_t i = 0; i < kRows * kChunks; ++i) {
             const bool is_sentinel = has_sentinel(vec[i / kChunks][i % kChunks]);
-            waits &= is_sentinel ? ~0u : ~(looked_for & 1u << i);
+            missing &= is_sentinel ? ~0u : ~(polled & 1u << i);
         }
-        return lookout.note(waits != 0);
+        return polling.update(missing != 0);
     }
-    // After a failed wait: a row that did not come.
+    // After a failed wait: the index of a row that is missing.
     __device__ __forceinline__ uint32_t first_late() const {
-        return LaneMask{shuffle(waits, lookout.missing.first())}.first() / kChunks;
+        return LaneMask{shuffle(missing, polling.missing.first())}.first() / kChunks;
     }
 };
 
-// A chunk with one flag, as it comes to a warp; scaled_chunk.cuh has others.
+// A chunk with a single flag for which a warp waits; for chunks with scales see scaled_chunk.cuh.
 template <typename DataOfKind>
 struct Arriving {
     using Data = DataOfKind;
     Data data;
     bool flagged = false;
-    Lookout lookout;
+    PollState polling;
 
-    // One poll; returns whether the chunk is there.
+    // Polls once; returns whether the chunk has arrived.
     template <typename Op, typename Chunk>
     __device__ __forceinline__ bool poll(const Op& op, const BankRow<Own>& from, const Chunk& chunk, bool gently) {
-        if (lookout.asks_for_flags() && !flagged) {
+        if (polling.checks_flags() && !flagged) {
             flagged = flagged_lanes(op, lane_idx() == 0 ? from.flags + chunk.index : nullptr).any();
         }
-        if (lookout.missing.has_this() && (lookout.looks(gently) || flagged)) {
+        if (polling.missing.has_this() && (polling.lane_polls(gently) || flagged)) {
             load_arriving(data, from.data, chunk);
         }
-        return lookout.note(!flagged && has_sentinel(data, chunk));
+        return polling.update(!flagged && has_sentinel(data, chunk));
     }
 };
 
-// Makes a chunk of the bank ready for its next use.
+// Fills a chunk of the bank with kSentinel again, for its next use.
 template <typename Data, typename Chunk>
-__device__ __forceinline__ void let_go(const BankRow<Own>& from, const Chunk& chunk) {
+__device__ __forceinline__ void reset_chunk(const BankRow<Own>& from, const Chunk& chunk) {
     Data sentinels;
     sentinels.fill(kSentinel);
     store(sentinels, from.data, chunk);

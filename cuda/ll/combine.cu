@@ -1,22 +1,19 @@
-// Low-latency combine: each token's rows return from the ranks that host its experts and are summed
-// with the token's weights.
+// Low-latency combine: each token's rows return from the ranks of its experts and are summed with the token's weights.
 //
-// Grid: any number of blocks that fit on the GPU at once. Three things happen, each in units that
-// all warps take in turn: the home rank of a token tells the expert ranks its weights; an expert
-// rank sends, per token and home, one row (or, in exact mode, one row per entry); the home sums.
-// Blocks that send are enough for the most tokens that any rank may have, as nobody knows at the launch
-// how many the others have.
+// Grid: any number of blocks that fit on the GPU at once. There are three kinds of work, each in units that warps take
+// in turn: the home rank of a token sends its weights to the expert ranks; an expert rank sends one row per token (in
+// exact mode one per entry) to the home; the home sums. There are enough sending blocks for the most tokens that any
+// rank may have, as the numbers of the other ranks are not known at launch.
 //
-// Which row an id means. Entry k names an expert by its current id, and means the row that the dispatch sent for the
-// same id of the token, wherever that stood then (topk_weights.cuh).
+// Which row an id means: entry k has a current id, and means the row that the dispatch sent for the same id of the
+// token, whatever its k was then (topk_weights.cuh).
 //
-// Order of summation. An expert rank that a token names once sends the expert's row as it is; one
-// that it names more often sends round(p), p = 0; p = fma(w[j], y[j], p) for its entries j ascending,
-// as the dispatch had them. Home: a = 0; for expert ranks ascending: a = fma(w[j], y, a) for a row sent
-// as it is, a = a + y for a sum; then out = round(a). In exact mode all rows travel as they are and
-// a = fma(w[k], y[k], a) for k ascending, as the combine has them. All sums are in fp32, "round" is to
-// nearest even in the type of the rows. An entry that dispatch dropped counts as a row of zeros. One
-// that no id means any more (it was masked since the dispatch) travels, but is added to nothing.
+// Order of summation. An expert rank that a token names once sends the expert's row as it is; one that it names more
+// often sends round(p), p = 0; p = fma(w[j], y[j], p) for its entries j ascending, as the dispatch had them. Home: a =
+// 0; for expert ranks ascending: a = fma(w[j], y, a) for a row sent as it is, a = a + y for a sum; then out = round(a).
+// In exact mode all rows are sent as they are and a = fma(w[k], y[k], a) for k ascending, as the combine has them. All
+// sums are in fp32, "round" is to nearest even in the type of the rows. An entry that the dispatch dropped counts as a
+// row of zeros. An entry that no id means any more (it was masked since the dispatch) is sent, but not added.
 //
 // Over several nodes the forwarder of a token's rank stands for its home on each other node: weights come over the
 // network, the node's sum a is rounded and goes home as one row. The home begins with the a of its own node, not
@@ -34,11 +31,11 @@ __device__ __forceinline__ void run(const LlCombineParams& params, const Nodes& 
     run<Type, Op>(
         params, nodes,
         [](const Block<Op>& block) {
-            if constexpr (!Exact) {  // there nobody else needs weights
+            if constexpr (!Exact) {  // in exact mode only the home needs weights
                 send_weights(block, block.receivers);
             }
         },
-        [](const Block<Op>& block, const UnitOfAll& outgoing) {
+        [](const Block<Op>& block, const WorkUnit& outgoing) {
             send_unit<Type>(block, outgoing, row_of_lane(block, outgoing.rank, outgoing.token));
         });
 }

@@ -1,4 +1,4 @@
-// What a block of a combine sees: the operation, and the tokens of this rank's sources (nodes.cuh).
+// The context that all functions of a combine share: the operation, and the tokens of this rank's sources (nodes.cuh).
 #pragma once
 
 #include "../layout/expert_major.cuh"
@@ -7,8 +7,8 @@
 
 namespace nccl_ep::ll_combine_impl {
 
-// A row that a warp adds to the sum of a token: of the output of the dispatch, or in a slot of the bank, from a peer.
-// Warps keep theirs in shared memory, as shuffles take several times as much code.
+// A row that a warp adds to the sum of a token: `index` is an output row of the dispatch, or a slot of the bank, filled
+// by `peer`. Warps keep theirs in shared memory, as shuffles would take several times as much code.
 struct alignas(16) Addend {  // one access
     int32_t index;
     float weight;
@@ -16,23 +16,23 @@ struct alignas(16) Addend {  // one access
 };
 
 struct SharedStorage {
-    Start start;
+    StartState start;
     Addend addends[LL_COMBINE_THREADS / kWarpSize][kWarpSize];
-    // The next turns that a warp may take (Share::next_unit), where warps take what is left.
+    // With kFromQueue, the counters of turns taken (BlockRange::next_unit).
     uint32_t next_send;
     uint32_t next_receive;
 };
 
-// How much of a token a warp takes at once: chunks of each row; arriving rows, and rows for a sum that it sends, that
-// are loaded together. And whether warps take any unit that is left instead of every n-th: with two or three units for
-// each, those with three would end last.
+// The sizes of units: how many chunks of a row a warp sums at once, how many arriving rows it loads together, and how
+// many rows for a sum that it sends. With kFromQueue warps take the next unit from a counter instead of every n-th one:
+// with two or three units for each warp, those with three would end last.
 struct FewTokens {
     static constexpr uint32_t kChunks = 1;
     static constexpr uint32_t kRows = 2;
     static constexpr uint32_t kSendRows = 4;
     static constexpr bool kFromQueue = false;
 };
-// With more in flight at a time, which takes more code.
+// More data in flight, which takes more code.
 struct ManyTokens {
     static constexpr uint32_t kChunks = 2;
     static constexpr uint32_t kRows = 4;
@@ -46,8 +46,7 @@ struct AllEntries {
     static constexpr bool kFromQueue = false;
 };
 
-// A combine of rows that lie as a dispatch of one layout left them. `Exact`: every entry's row comes home, summed in
-// the order of k.
+// A combine of rows in one layout. In exact mode every entry's row is returned, and the home sums in the order of k.
 template <typename Nodes, typename SizeOfUnits, bool Exact = false, typename LayoutOfRows = ExpertMajor>
 struct CombineOperation : Operation<Nodes> {
     static constexpr bool kExact = Exact;
@@ -64,19 +63,19 @@ struct Block {
     const LlCombineParams& params;
     const Op& op;
     SharedStorage& shared;
-    // Of each rank.
+    // The number of tokens of each rank.
     uint32_t* tokens_of;
 
     const LlShape& shape = params.common.shape;
     uint32_t warp = warp_idx_of_all();
     BankSlots bank_slots = {shape, params.common.peers.ranks};
     typename Op::Layout output = {shape, op.ranks()};
-    // Of a row.
+    // The units of a row.
     Units units = units_of_row<Op::kChunks>(shape);
-    Share senders = senders_of(params.common);
-    Share receivers = receivers_of(params.common);
+    BlockRange senders = senders_of(params.common);
+    BlockRange receivers = receivers_of(params.common);
 
-    // This warp's.
+    // The addends of this warp.
     __device__ __forceinline__ Addend* addends() const { return shared.addends[warp]; }
 };
 
@@ -86,7 +85,7 @@ struct SourceToken {
     uint32_t token;
 };
 
-// How many tokens the sources have at most, and which one is number `index` of them.
+// An upper bound for the number of all sources' tokens, and the one with number `index`, which may not exist.
 template <typename Op>
 __device__ __forceinline__ uint32_t tokens_of_sources(const Block<Op>& block) {
     if constexpr (Op::kSeveral) {
@@ -115,11 +114,11 @@ __device__ __forceinline__ bool exists(const Block<Op>& block, const SourceToken
     return at.token < block.shape.tokens;
 }
 
-// What this lane's entry of a token has to do with the combine.
+// How this lane's entry of a token takes part in the combine.
 template <typename Op>
 __device__ __forceinline__ TopkWeight topk_weight_of(const Block<Op>& block, const SourceToken& at) {
-    if constexpr (Op::Layout::kSummed) {
-        // What a rank gives is added as it is, as the dispatch has found it.
+    if constexpr (Op::Layout::kCallerSums) {
+        // The caller has applied the weights, and ids are those of the dispatch.
         const bool has_entry = lane_idx() < block.shape.top_k;
         const int32_t sent = has_entry ? block.op.experts_of(at.number, at.token)[lane_idx()] : kNowhere;
         return {dispatched_expert(block.op, sent), 1.0f, lane_idx()};
@@ -129,12 +128,12 @@ __device__ __forceinline__ TopkWeight topk_weight_of(const Block<Op>& block, con
             return topk_weight_of_source(block.op, at.number, at.token);
         }
     }
-    TopkWords words;
+    TopkLoads words;
     words.load(block.params, at.token);
     return make_topk_weight(block.op, words);
 }
 
-// One warp of the grid sends the fingerprint of this rank and checks the others' fingerprints, instead of rows.
+// One warp of the grid sends this rank's fingerprint and checks those of the others, instead of sending rows.
 __device__ __forceinline__ uint32_t fingerprint_warp() { return num_warps() / 2; }
 template <typename Op>
 __device__ __forceinline__ bool has_fingerprint_warp(const Block<Op>& block) {

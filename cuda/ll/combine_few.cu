@@ -1,8 +1,8 @@
-// Low-latency combine of few tokens among few ranks of one node: as combine.cu sums, with fewer instructions on
-// the way of each block (dispatch_few.cu).
+// Low-latency combine of few tokens among few ranks of one node: sums as combine.cu, with fewer instructions in the
+// path of each block (as dispatch_few.cuh).
 //
-// Grid: blocks of three kinds: those that send rows; those that tell weights, of which the first says that this rank
-// has begun and hears that the others have; those that receive.
+// Grid: blocks of three kinds: blocks that send rows; blocks that send weights, of which the first also sends this
+// rank's fingerprint and checks those of the others; blocks that receive.
 
 #include "../base/entry.cuh"
 #include "combine_run.cuh"
@@ -12,7 +12,7 @@ namespace nccl_ep::ll_combine_few_impl {
 
 using namespace ll_combine_impl;
 
-// As FewTokens, with more in flight: blocks have fewer threads, so there are registers for it.
+// As FewTokens with more data in flight: blocks have fewer threads, so there are registers for it.
 struct FewerTokens {
     static constexpr uint32_t kChunks = 1;
     static constexpr uint32_t kRows = 4;
@@ -21,14 +21,14 @@ struct FewerTokens {
 };
 using Op = CombineOperation<WholeOnOneNode, FewerTokens>;
 
-__device__ __forceinline__ void tell(const Block<Op>& block, const Share& tellers) {
-    const bool is_first = tellers.index() == 0 && block.warp == num_warps() - 1;
+__device__ __forceinline__ void notify(const Block<Op>& block, const BlockRange& notifiers) {
+    const bool is_first = notifiers.index() == 0 && block.warp == num_warps() - 1;
     if (is_first) {
         send_fingerprint(block);
     }
-    send_weights(block, tellers);
+    send_weights(block, notifiers);
     if (is_first) {
-        time_begins(block);
+        time_fingerprints(block);
         check_fingerprints(block);
     }
 }
@@ -39,8 +39,8 @@ __device__ __forceinline__ void receive_few(const Block<Op>& block) {
     const uint32_t step = num_warps() * block.receivers.blocks;
 #pragma unroll 1
     for (uint32_t unit = block.receivers.unit(block.warp); unit < units; unit += step) {
-        const Divided at = divide(unit, block.units.count, block.units.reciprocal);
-        Late late;
+        const DivMod at = divide(unit, block.units.count, block.units.reciprocal);
+        LateWait late;
         if (!receive_unit<Type>(block, {0, at.quotient}, at.remainder, late)) {
             report_late(block.op, late);
             return;
@@ -55,7 +55,7 @@ __device__ __forceinline__ void run(const LlCombineParams& params) {
     __shared__ uint32_t tokens_of[MAX_PEERS];
     Op op(params.common, WholeOnOneNode{{params.common.peers}});
     const Block<Op> block = {params, op, shared, tokens_of};
-    Start start;
+    StartState start;
     if (threadIdx.x == 0) {
         start.load(params.common);
     }
@@ -67,7 +67,7 @@ __device__ __forceinline__ void run(const LlCombineParams& params) {
         return;
     }
     if (block.senders.has_this_block()) {
-        send_rows(block, [](const Block<Op>& block, const UnitOfAll& outgoing) {
+        send_rows(block, [](const Block<Op>& block, const WorkUnit& outgoing) {
             send_unit<Type>(block, outgoing, row_of_lane(block, outgoing.rank, outgoing.token));
         });
         advance_epoch(op);
@@ -75,7 +75,7 @@ __device__ __forceinline__ void run(const LlCombineParams& params) {
         advance_epoch(op);
         receive_few<Type>(block);
     } else {
-        tell(block, tellers_of(params.common));
+        notify(block, notifiers_of(params.common));
         advance_epoch(op);
     }
 }

@@ -1,11 +1,12 @@
-// The course of a combine, whatever its layout.
+// The steps of a combine, common to all layouts.
 #pragma once
 
 #include "combine_sums.cuh"
 
 namespace nccl_ep::ll_combine_impl {
 
-// Everyone sends everyone its fingerprint, so that an operation never ends before all peers have begun it.
+// Sends the fingerprint of this rank, and of its other sources, to all peers, so that an operation never ends on a rank
+// before all peers have begun it.
 template <typename Op>
 __device__ void send_fingerprint(const Block<Op>& block) {
     const Op& op = block.op;
@@ -26,18 +27,18 @@ __device__ void send_fingerprint(const Block<Op>& block) {
     }
 }
 
-// Times how long the others take to begin, if that is wanted; in a send phase only if it waits for their weights
-// anyway.
+// Measures how long the other ranks take to begin, if the caller wants that; in a send phase only if that waits for
+// their weights anyway.
 template <typename Op>
-__device__ __forceinline__ void time_begins(const Block<Op>& block) {
+__device__ __forceinline__ void time_fingerprints(const Block<Op>& block) {
     const Op& op = block.op;
-    const bool waits = op.receives() || !(Op::kExact || Op::Layout::kSummed);
+    const bool waits = op.receives() || !(Op::kExact || Op::Layout::kCallerSums);
     if (waits && block.params.waits != nullptr) {
         time_ranks(op.common, op.nodes, op.epoch, op.here().fingerprint(0), block.params.waits);
     }
 }
 
-// `send` sends some chunks of a token of another rank, or of this one.
+// Sends all rows: `send(block, unit)` sends one unit.
 template <typename Op, typename Send>
 __device__ void send_rows(const Block<Op>& block, Send send) {
     uint32_t most_tokens = 0;
@@ -47,25 +48,25 @@ __device__ void send_rows(const Block<Op>& block, Send send) {
     }
     const uint32_t units = most_tokens * block.op.ranks() * block.units.count;
     const uint32_t step = sending_warps(block) * block.senders.blocks;
-    // With one token for a block its first warp tells the token's weights, so it begins last.
+    // If each block has one token, its first warp sends the token's weights, so that warp comes last.
     const uint32_t place = block.warp == 0 ? num_warps() : block.warp;
     const uint32_t turn = place - (has_fingerprint_warp(block) && place > fingerprint_warp() ? 2 : 1);
 #pragma unroll 1
     for (uint32_t unit = block.senders.unit(turn); unit < units;
          unit = Op::kFromQueue ? block.senders.next_unit(&block.shared.next_send) : unit + step) {
-        const UnitOfAll outgoing(block.op, block.units, unit);
+        const WorkUnit outgoing(block.op, block.units, unit);
         if (outgoing.token < block.tokens_of[outgoing.rank]) {
             send(block, outgoing);
         }
     }
 }
 
-// What one warp does while others send and receive rows. It stays on its own to the end of the kernel: if it joined the
-// others' control flow, each of their votes would be twice as long (Late).
+// What the fingerprint warp does while others send and receive rows. It does not rejoin their control flow up to the
+// end of the kernel, as that would make the code of each of their votes twice as long (LateWait).
 template <typename Op>
-__device__ __forceinline__ void hear_fingerprints(const Block<Op>& block) {
+__device__ __forceinline__ void run_fingerprint_warp(const Block<Op>& block) {
     const Op& op = block.op;
-    time_begins(block);
+    time_fingerprints(block);
     advance_epoch(op);
     if (op.relays() || op.receives()) {
         check_fingerprints(block);
@@ -79,7 +80,7 @@ __device__ __forceinline__ void hear_fingerprints(const Block<Op>& block) {
 }
 
 template <typename Op>
-__device__ __forceinline__ void fill_shared(const Block<Op>& block, const Start& start) {
+__device__ __forceinline__ void fill_shared(const Block<Op>& block, const StartState& start) {
     const LlCommon& common = block.params.common;
 #pragma unroll 1
     for (uint32_t rank = threadIdx.x; rank < block.op.ranks(); rank += blockDim.x) {
@@ -94,14 +95,14 @@ __device__ __forceinline__ void fill_shared(const Block<Op>& block, const Start&
     }
 }
 
-// `tell` tells the ranks of the experts what they need of this one's tokens.
-template <typename Type, typename Op, typename Nodes, typename Tell, typename Send>
-__device__ __forceinline__ void run(const LlCombineParams& params, const Nodes& nodes, Tell tell, Send send) {
+// `notify` sends the ranks of the experts what they need besides fingerprints, such as weights; `send` sends a unit.
+template <typename Type, typename Op, typename Nodes, typename Notify, typename Send>
+__device__ __forceinline__ void run(const LlCombineParams& params, const Nodes& nodes, Notify notify, Send send) {
     __shared__ SharedStorage shared;
     __shared__ uint32_t tokens_of[Op::kSeveral ? LL_MAX_RANKS : MAX_PEERS];
     Op op(params.common, nodes);
     const Block<Op> block = {params, op, shared, tokens_of};
-    Start start;
+    StartState start;
     if (threadIdx.x == 0) {
         start.load(params.common);
     }
@@ -120,10 +121,10 @@ __device__ __forceinline__ void run(const LlCombineParams& params, const Nodes& 
         if (is_fingerprint_warp(block)) {
             send_fingerprint(block);
         }
-        tell(block);
+        notify(block);
     }
     if (goes_on && is_fingerprint_warp(block)) {
-        hear_fingerprints(block);
+        run_fingerprint_warp(block);
         return;
     }
     if (goes_on && op.sends() && block.senders.has_this_block()) {

@@ -1,4 +1,4 @@
-// What a combine sends: weights to the ranks of the experts, and rows, or sums of them, to the homes.
+// The sending half of a combine: weights to the ranks of the experts, and rows or their sums to the home ranks.
 #pragma once
 
 #include "chunk.cuh"
@@ -7,14 +7,15 @@
 
 namespace nccl_ep::ll_combine_impl {
 
-// One warp of `tellers` per token: each weight goes to the rank of its expert, if that is a peer.
+// Sends each weight to the rank of its expert, if that is a peer; the warps of the blocks `notifiers` take a token
+// each.
 template <typename Op>
-__device__ void send_weights(const Block<Op>& block, const Share& tellers) {
+__device__ void send_weights(const Block<Op>& block, const BlockRange& notifiers) {
     const Op& op = block.op;
     const uint32_t tokens = tokens_of_sources(block);
-    const uint32_t step = num_warps() * tellers.blocks;
+    const uint32_t step = num_warps() * notifiers.blocks;
 #pragma unroll 1
-    for (uint32_t index = tellers.unit(block.warp); index < tokens; index += step) {
+    for (uint32_t index = notifiers.unit(block.warp); index < tokens; index += step) {
         const SourceToken at = token_of_sources(block, index);
         if (Op::kSeveral && !exists(block, at)) {
             continue;
@@ -32,14 +33,14 @@ __device__ void send_weights(const Block<Op>& block, const Share& tellers) {
     }
 }
 
-// The output row of dispatch for this lane's entry of (home, token), kNowhere or kDropped.
+// The dispatch's output row for this lane's entry of (home, token); kNowhere, or kDropped.
 template <typename Op>
 __device__ __forceinline__ int32_t row_of_lane(const Block<Op>& block, uint32_t home, uint32_t token) {
     return lane_idx() < block.shape.top_k ? block.op.rows_of(home, token)[lane_idx()] : kNowhere;
 }
 
-// Lists a token's rows as the warp's addends, in the order of k; `found` is what row_of_lane says. Returns the lanes
-// that have one. Rows are checked: the handle's memory is undefined if its dispatch has not run.
+// Makes a token's rows the warp's addends, in the order of k; `found` is the result of row_of_lane. Returns the lanes
+// that have a row. Rows are checked, as the handle's memory is undefined if no dispatch has run.
 template <typename Op>
 __device__ __forceinline__ LaneMask list_rows(const Block<Op>& block, int32_t found) {
     const bool is_row = found < 0 || static_cast<uint32_t>(found) < block.output.rows();
@@ -52,7 +53,7 @@ __device__ __forceinline__ LaneMask list_rows(const Block<Op>& block, int32_t fo
     return named;
 }
 
-// Loads chunks of the rows of the next addends, from `base` on, of `count` in all.
+// Loads chunks of the rows of the addends from `base` on; there are `count` in all.
 template <typename Op>
 __device__ __forceinline__ void load_rows(const Block<Op>& block, uint32_t base, uint32_t count,
                                           const Chunks<Op::kChunks>& chunks, Vec16 (&vec)[Op::kSendRows][Op::kChunks]) {
@@ -72,15 +73,15 @@ __device__ __forceinline__ void load_rows(const Block<Op>& block, uint32_t base,
     }
 }
 
-// A slot of the bank that rows for `home` go to.
+// Slot `slot` of the bank to which rows for `home` go.
 template <typename Op>
 __device__ __forceinline__ BankRow<Remote> row_at_home(const Block<Op>& block, uint32_t home, uint32_t slot) {
     return block.op.at(block.op.nodes.forwarder_of(home)).row(slot);
 }
 
-// Sends chunks of each of `count` addends' rows to a slot of its own.
+// Exact mode: sends chunks of the rows of `count` addends, each to its own slot.
 template <typename Op>
-__device__ __forceinline__ void send_each(const Block<Op>& block, const UnitOfAll& outgoing, uint32_t count,
+__device__ __forceinline__ void send_each(const Block<Op>& block, const WorkUnit& outgoing, uint32_t count,
                                           const Chunks<Op::kChunks>& chunks) {
     const Addend* const addends = block.addends();
 #pragma unroll 1
@@ -109,9 +110,9 @@ __device__ __forceinline__ void send_each(const Block<Op>& block, const UnitOfAl
     }
 }
 
-// Fills in the weights of the addends of the lanes `named`, as they come. False in a lane whose weight does not.
+// Waits for the weights of the addends of the lanes `named` and fills them in; false in a lane that gives up.
 template <typename Op>
-__device__ __forceinline__ bool await_weights(const Block<Op>& block, const UnitOfAll& outgoing, LaneMask named) {
+__device__ __forceinline__ bool await_weights(const Block<Op>& block, const WorkUnit& outgoing, LaneMask named) {
     const Op& op = block.op;
     Arrival weight = {true, 0};
     if (named.has_this()) {
@@ -123,10 +124,10 @@ __device__ __forceinline__ bool await_weights(const Block<Op>& block, const Unit
     return weight.ok;
 }
 
-// Sends chunks of the weighted sum of the rows of the lanes `named`. A row that travels alone is sent as it is, without
-// its weight.
+// Sends chunks of the weighted sum of the rows of the lanes `named`. A single row is sent as it is: its home applies
+// the weight.
 template <typename Type, typename Op>
-__device__ __forceinline__ void send_sum(const Block<Op>& block, const UnitOfAll& outgoing, LaneMask named,
+__device__ __forceinline__ void send_sum(const Block<Op>& block, const WorkUnit& outgoing, LaneMask named,
                                          const Chunks<Op::kChunks>& chunks) {
     const Op& op = block.op;
     const Addend* const addends = block.addends();
@@ -143,7 +144,7 @@ __device__ __forceinline__ void send_sum(const Block<Op>& block, const UnitOfAll
             for (uint32_t j = 0; j < Op::kChunks; ++j) {
                 alone[j] = vec[0][j];
             }
-            // While the rows are under way.
+            // While the loads are in flight.
             if (count != 1) {
                 has_weight = await_weights(block, outgoing, named);
             }
@@ -156,7 +157,7 @@ __device__ __forceinline__ void send_sum(const Block<Op>& block, const UnitOfAll
             sum.add(vec[i], addends[base + i].weight);
         }
     }
-    // The home may be late, not gone, and would take a sum without its weights for a right one.
+    // Without its weights the sum is wrong, and a home that is only late would use it.
     if (all_lanes(has_weight)) {
         const uint32_t slot =
             block.bank_slots.of_sum(op.nodes.number_of(outgoing.rank), outgoing.token, op.common.peers.rank);
@@ -165,9 +166,9 @@ __device__ __forceinline__ void send_sum(const Block<Op>& block, const UnitOfAll
     }
 }
 
-// One warp sends some chunks; `found` is what row_of_lane says.
+// One warp sends a unit; `found` is the result of row_of_lane.
 template <typename Type, typename Op>
-__device__ void send_unit(const Block<Op>& block, const UnitOfAll& outgoing, int32_t found) {
+__device__ void send_unit(const Block<Op>& block, const WorkUnit& outgoing, int32_t found) {
     const LaneMask named = list_rows(block, found);
     if (!named.any()) {
         return;
@@ -178,7 +179,7 @@ __device__ void send_unit(const Block<Op>& block, const UnitOfAll& outgoing, int
     } else {
         send_sum<Type>(block, outgoing, named, chunks);
     }
-    sync_warp();  // its addends are done with
+    sync_warp();  // before the next unit overwrites the addends
 }
 
 }  // namespace nccl_ep::ll_combine_impl

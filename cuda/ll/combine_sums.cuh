@@ -1,4 +1,4 @@
-// How a combine sums: the terms of a token, in their order, as their rows arrive.
+// The receiving half of a combine: sums the rows of each token, in a fixed order, as they arrive.
 #pragma once
 
 #include "chunk.cuh"
@@ -7,10 +7,10 @@
 
 namespace nccl_ep::ll_combine_impl {
 
-// Fills in the addends of a token, and returns how many there are. In exact mode these are entries, as they are, in the
-// order of the combine's ids. `peer` hosts this lane's entry.
+// Exact mode: makes the entries of a token the warp's addends, in the order of the combine's ids, and returns how many
+// there are. `peer` hosts this lane's entry.
 template <typename Op>
-__device__ __forceinline__ uint32_t find_entries(const Block<Op>& block, uint32_t token, const TopkWeight& topk,
+__device__ __forceinline__ uint32_t list_entries(const Block<Op>& block, uint32_t token, const TopkWeight& topk,
                                                  int32_t peer) {
     const uint32_t from = any_lane(topk.order != lane_idx()) ? lane_in_order(topk.order) : lane_idx();
     const int32_t from_peer = shuffle(peer, from);
@@ -23,16 +23,16 @@ __device__ __forceinline__ uint32_t find_entries(const Block<Op>& block, uint32_
     return which.count();
 }
 
-// Outside exact mode, one row of each expert rank, ranks ascending; or, where the caller has summed them, in the order
-// of the first k that names each.
+// Outside exact mode: the addends are one row from each expert rank, ranks ascending or, if the caller has summed rows,
+// in the order of the first k that names each rank.
 template <typename Op>
-__device__ __forceinline__ uint32_t find_sums(const Block<Op>& block, const SourceToken& at, const TopkWeight& topk,
+__device__ __forceinline__ uint32_t list_sums(const Block<Op>& block, const SourceToken& at, const TopkWeight& topk,
                                               int32_t peer) {
     const LaneMask same = match(peer);
     const bool is_first = peer >= 0 && same.first() == lane_idx();
     const LaneMask which = ballot(is_first);
     uint32_t before = 0;
-    if constexpr (Op::Layout::kSummed) {
+    if constexpr (Op::Layout::kCallerSums) {
         before = which.count_before();
     } else {
 #pragma unroll 1
@@ -57,15 +57,15 @@ __device__ __forceinline__ void store_sum(const Sum<Type, kChunks>& sum, uint8_t
     }
 }
 
-// Adds the sums of other nodes that have a part in a token of this rank, the node before this one first. Where sums go
-// by ascending node, this node's sum is rounded and added at its place among them: meanwhile it lies in the output row
-// at `out`, where each lane reads back only what it has stored. `host` hosts this lane's entry.
+// Adds the other nodes' sums for a token of this rank, by distance from this node on. If nodes are summed in ascending
+// order instead, this node's sum is rounded and added in its place; until then it is kept in the output row `out`,
+// where each lane reads back only what it has stored. `host` hosts this lane's entry.
 template <typename Type, typename Op>
 __device__ void add_other_nodes(const Block<Op>& block, uint32_t token, const TopkWeight& topk, int32_t host,
                                 const Chunks<Op::kChunks>& chunks, uint8_t* out, Sum<Type, Op::kChunks>& sum) {
     constexpr uint32_t kNone = OWN_NODE_FIRST;
     const Op& op = block.op;
-    // A row that travels alone takes no part if it is masked; a sum always does.
+    // A node with a single row of the token takes no part if that entry is masked; one with several always does.
     const LaneMask same = match(host);
     const bool takes_part = same.count() > 1 || !is_masked(topk.weight);
     uint32_t next = kNone;
@@ -105,7 +105,7 @@ __device__ void add_other_nodes(const Block<Op>& block, uint32_t token, const To
     }
 }
 
-// Where the sum of a token goes; NULL if it is thrown away.
+// Where the sum of a token goes; NULL if it is discarded.
 template <typename Op>
 __device__ __forceinline__ uint8_t* out_row(const Block<Op>& block, const SourceToken& at) {
     const RowFormat format = row_format(block.shape);
@@ -117,11 +117,11 @@ __device__ __forceinline__ uint8_t* out_row(const Block<Op>& block, const Source
     return block.params.out == nullptr ? nullptr : block.params.out + format.offset(at.token);
 }
 
-// Adds `count` rows of a token in their order, some at a time, once they have arrived, and makes their slots ready for
-// the bank's next use. False if they are given up.
+// Adds the first `count` addends in order, kRows at a time, once they have arrived, and fills their slots with
+// kSentinel for the bank's next use. False if it gives up.
 template <typename Type, typename Op>
 __device__ __forceinline__ bool add_arriving(const Block<Op>& block, uint32_t count, const Chunks<Op::kChunks>& chunks,
-                                             Sum<Type, Op::kChunks>& sum, Late& late) {
+                                             Sum<Type, Op::kChunks>& sum, LateWait& late) {
     const Op& op = block.op;
     const bool gently = block.shape.tokens > kPollWholeTokens;
 #pragma unroll 1
@@ -159,10 +159,10 @@ __device__ __forceinline__ bool add_arriving(const Block<Op>& block, uint32_t co
     return true;
 }
 
-// One warp sums some chunks of a token and writes them out. False if that is given up.
+// One warp sums unit `number` of a token's row and stores it; false if it gives up.
 template <typename Type, typename Op>
 __device__ __forceinline__ bool receive_unit(const Block<Op>& block, const SourceToken& at, uint32_t number,
-                                             Late& late) {
+                                             LateWait& late) {
     const Op& op = block.op;
     const Chunks<Op::kChunks> chunks(block.shape, number);
     const TopkWeight topk = topk_weight_of(block, at);
@@ -171,9 +171,9 @@ __device__ __forceinline__ bool receive_unit(const Block<Op>& block, const Sourc
     peer = peer >= 0 && is_active(op.common.peers, peer) ? peer : kNowhere;
     uint32_t count;
     if constexpr (Op::kExact) {
-        count = find_entries(block, at.token, topk, peer);
+        count = list_entries(block, at.token, topk, peer);
     } else {
-        count = find_sums(block, at, topk, peer);
+        count = list_sums(block, at, topk, peer);
     }
     sync_warp();
     Sum<Type, Op::kChunks> sum;
@@ -204,14 +204,14 @@ __device__ void check_fingerprints(const Block<Op>& block) {
     sync_warp();
 }
 
-// Which of a block's units this warp receives first. The last warp begins, as the first ones have more to send.
+// Which of the block's units this warp receives first. Warps come in descending order, as the first have more to send.
 template <typename Op>
 __device__ __forceinline__ uint32_t first_receive_turn(const Block<Op>& block) {
     return num_warps() - 1 - block.warp;
 }
 
-// Sums what has been returned for this rank's tokens or, with `relays`, for those of the ranks that it forwards for.
-// One function does both, so that its code exists once.
+// Sums what was returned for this rank's tokens or, with `relays`, for those of its other sources. One function for
+// both, so that the code exists once.
 template <typename Type, typename Op>
 __device__ __forceinline__ void receive_rows(const Block<Op>& block, bool relays) {
     uint32_t tokens = block.shape.tokens;
@@ -222,7 +222,7 @@ __device__ __forceinline__ void receive_rows(const Block<Op>& block, bool relays
         sources = relays ? nodes.sources - 1 : sources;
     }
     const uint32_t units = tokens * sources * block.units.count;
-    // Without the warp that hears fingerprints.
+    // One warp checks fingerprints instead.
     const uint32_t step = num_warps() * block.receivers.blocks - 1;
     const uint32_t turn = block.receivers.unit(first_receive_turn(block));
     const uint32_t first = turn - (turn < block.receivers.blocks * ((num_warps() - 1) / 2) ? 0 : 1);
@@ -230,7 +230,7 @@ __device__ __forceinline__ void receive_rows(const Block<Op>& block, bool relays
 #pragma unroll 1
     for (uint32_t unit = Op::kFromQueue ? from_queue() : first; unit < units;
          unit = Op::kFromQueue ? from_queue() : unit + step) {
-        const Divided pair = divide(unit, block.units.count, block.units.reciprocal);
+        const DivMod pair = divide(unit, block.units.count, block.units.reciprocal);
         SourceToken at = {0, pair.quotient};
         if constexpr (Op::kSeveral) {
             at = {(relays ? 1 : 0) + pair.quotient % sources, pair.quotient / sources};
@@ -238,7 +238,7 @@ __device__ __forceinline__ void receive_rows(const Block<Op>& block, bool relays
                 continue;
             }
         }
-        Late late;
+        LateWait late;
         if (!receive_unit<Type>(block, at, pair.remainder, late)) {
             report_late(block.op, late);
             return;

@@ -1,4 +1,4 @@
-// What all functions of a dispatch see: the operation, and the sources (nodes.cuh) whose rows it sends.
+// The context that all functions of a dispatch share: the operation, and the sources (nodes.cuh) whose rows it sends.
 #pragma once
 
 #include "../layout/expert_major.cuh"
@@ -8,7 +8,7 @@
 namespace nccl_ep::ll_dispatch_impl {
 
 struct SharedStorage {
-    Start start;
+    StartState start;
     uint32_t most_tokens;
 };
 static_assert(sizeof(SharedStorage) + 4 * MAX_PEERS <= LL_STATIC_SHARED_BYTES, "launches leave no more room");
@@ -16,9 +16,9 @@ static_assert(sizeof(SharedStorage) + 4 * MAX_PEERS <= LL_STATIC_SHARED_BYTES, "
 // A dispatch of rows of one kind (dispatch_rows.cuh) to an output of one layout.
 template <typename Nodes, typename RowsOfKind, typename LayoutOfOutput = ExpertMajor>
 struct DispatchOperation : Operation<Nodes> {
-    // Whether the compiler is to know that the warp index is uniform. With plain rows of many tokens that takes less
-    // code, but more time: a dispatch of 64 tokens 7.81 us instead of 7.72 (2 H200s).
-    static constexpr bool kSharesWarp = RowsOfKind::kScaled || Nodes::kSeveral || Nodes::kWhole;
+    // Whether the compiler is to know that the warp index is uniform. Not for plain rows of many tokens, where that
+    // saves code but costs time: a dispatch of 64 tokens took 7.81 us instead of 7.72 (2 H200s).
+    static constexpr bool kHasUniformWarp = RowsOfKind::kScaled || Nodes::kSeveral || Nodes::kWhole;
     using Rows = RowsOfKind;
     using Layout = LayoutOfOutput;
     using Operation<Nodes>::Operation;
@@ -30,24 +30,24 @@ struct Block {
     const Op& op;
     const typename Op::Rows& rows;
     SharedStorage& shared;
-    // Of each rank.
+    // The number of tokens of each rank.
     uint32_t* tokens_of;
-    // Two words per expert of the group. First histograms; then, by source and local expert, where the source's rows
-    // begin.
+    // Two words per expert of the group: at first two histograms, then the table of Layout::find_begins, by source and
+    // local expert.
     uint32_t* per_expert;
 
     const LlShape& shape = params.common.shape;
-    uint32_t warp = Op::kSharesWarp ? warp_idx_of_all() : warp_idx();
+    uint32_t warp = Op::kHasUniformWarp ?  warp_idx_of_all() : warp_idx();
     BankSlots bank_slots = {shape, params.common.peers.ranks};
     typename Op::Layout output = {shape, op.ranks()};
-    Share senders = senders_of(params.common);
-    Share receivers = receivers_of(params.common);
-    Share notifiers = {receivers.first, params.notify_blocks};
+    BlockRange senders = senders_of(params.common);
+    BlockRange receivers = receivers_of(params.common);
+    BlockRange notifiers = {receivers.first, params.notify_blocks};
 
-    // Whether this launch sends rows, and whether this block tells of them.
+    // Whether this launch sends rows, and whether this block notifies the peers of them.
     __device__ bool sends() const { return op.sends() || op.relays(); }
     __device__ bool notifies() const { return sends() && notifiers.has_this_block(); }
-    // The sources whose rows this launch sends: this rank, those that it forwards for, or all.
+    // The sources whose rows this launch sends: this rank, the remote ranks that it forwards for, or both.
     __device__ uint32_t first_source() const { return Op::kSeveral && !op.sends() ? 1 : 0; }
     __device__ uint32_t sources() const {
         if constexpr (Op::kSeveral) {
@@ -55,7 +55,7 @@ struct Block {
         }
         return 1;
     }
-    // The most tokens of one of them.
+    // The most tokens of a source that this launch sends.
     __device__ uint32_t most_tokens() const {
         if constexpr (Op::kSeveral) {
             const uint32_t own = op.sends() ? shape.tokens : 0;
@@ -85,7 +85,7 @@ __device__ __forceinline__ int32_t expert_of_entry(const Block<Op>& block, const
     return nccl_ep::expert_of_entry(block.op, source.ids(), index);
 }
 
-// The chunks that may come to this rank.
+// How many chunks may come to this rank.
 template <typename Op>
 __device__ __forceinline__ uint32_t arriving_units(const Block<Op>& block) {
     return block.shared.most_tokens * block.op.ranks() * block.shape.chunks;

@@ -1,5 +1,5 @@
-// Low-latency dispatch of few tokens to experts (dispatch_few.cuh). Receivers find where a source's rows begin by
-// themselves, from the counts of the sources before it, and need no table for all experts.
+// Expert-major low-latency dispatch of few tokens (dispatch_few.cuh). A receiving warp finds where a source's rows
+// begin by adding the counts of the sources before it, without a table for all experts.
 
 #include "../base/entry.cuh"
 #include "dispatch_few.cuh"
@@ -8,10 +8,10 @@ namespace nccl_ep::ll_dispatch_few_impl {
 
 using namespace ll_dispatch_impl;
 
-// Finds the output row of this lane's entry of a token of `source`, or kNowhere; false if that is given up.
+// Finds the output row of this lane's entry of a token of `source`, or kNowhere; false if it gives up.
 template <typename Op>
 __device__ __forceinline__ bool find_out_row(const Block<Op>& block, uint32_t source, const EntryWord& entry,
-                                             int32_t& row, Late& late) {
+                                             int32_t& row, LateWait& late) {
     const Op& op = block.op;
     uint32_t slot = entry.index();
 #pragma unroll 1
@@ -34,9 +34,9 @@ __device__ __forceinline__ bool find_out_row(const Block<Op>& block, uint32_t so
     return true;
 }
 
-// One warp copies a chunk to the token's output rows here, if it has any. False if it is given up.
+// One warp copies a chunk to the token's output rows here, if there are any; false if it gives up.
 template <typename Op>
-__device__ __forceinline__ bool receive_chunk_few(const Block<Op>& block, const UnitOfAll& unit, Late& late) {
+__device__ __forceinline__ bool receive_chunk_few(const Block<Op>& block, const WorkUnit& unit, LateWait& late) {
     const Op& op = block.op;
     const BankRow<Own> from = op.here().row(block.bank_slots.of_token(unit.rank, unit.token));
     const auto chunk = block.rows.chunk(block.shape, unit.number);
@@ -52,7 +52,7 @@ __device__ __forceinline__ bool receive_chunk_few(const Block<Op>& block, const 
         return false;
     }
     if (any_lane(received.entry.is_here())) {
-        let_go<typename Op::Rows::Data>(from, chunk);
+        reset_chunk<typename Op::Rows::Data>(from, chunk);
     }
     if (unit.number == 0 && lane_idx() < block.shape.top_k) {
         op.rows_of(unit.rank, unit.token)[lane_idx()] = out_row;
@@ -71,13 +71,15 @@ __device__ __forceinline__ void run(const LlDispatchParams& params, const Rows& 
     using Op = DispatchOperation<WholeOnOneNode, Rows>;
     run_few<Op>(
         params, rows,
-        [](const Block<Op>& block, const BlockOf& part, auto begin) {
+        [](const Block<Op>& block, const SourceShare& part, auto begin) {
             if (begin()) {
                 notify(block, block.source(0), part);
             }
         },
         [](const Block<Op>& block) { find_begins(block); },
-        [](const Block<Op>& block, const UnitOfAll& unit, Late& late) { return receive_chunk_few(block, unit, late); });
+        [](const Block<Op>& block, const WorkUnit& unit, LateWait& late) {
+            return receive_chunk_few(block, unit, late);
+        });
 }
 
 ENTRY(ll_dispatch_few) { run(params, PlainRows{}); }

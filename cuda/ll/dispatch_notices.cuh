@@ -1,19 +1,20 @@
-// What a dispatch tells the peers beside rows: how many rows each expert gets from here, and which index each
-// (token, k) has among them. And what it hears: from the counts of all, where rows begin.
+// The notifications of a dispatch, beside its rows: each rank tells the peers how many rows each of their experts gets
+// from it, and which index each (token, k) has among these. From the counts of all ranks a receiver finds where the
+// rows of each begin.
 #pragma once
 
 #include "dispatch_block.cuh"
 
 namespace nccl_ep::ll_dispatch_impl {
 
-// A block's part of the work for one source: number `index` of so many blocks.
-struct BlockOf {
+// A block's share of the notifications of one source, which `blocks` blocks divide: it is number `index` of them.
+struct SourceShare {
     uint32_t index;
     uint32_t blocks;
 };
 
-// Counts the rows per expert: those of entries before `first` in the block's histogram and, in blocks that notify a
-// peer of its counts, those of all entries in `all`.
+// Counts the entries per expert: those before `first` into the block's histogram and, in blocks that notify a peer of
+// its counts, all of them into `all`.
 template <typename Op>
 __device__ void count_entries(const Block<Op>& block, const typename Op::Source& source, uint32_t first,
                               uint32_t* all) {
@@ -34,12 +35,12 @@ __device__ void count_entries(const Block<Op>& block, const typename Op::Source&
     }
 }
 
-// Notifies every peer of an entry: its expert's rank gets the index, the others that it is elsewhere.
+// Notifies every peer of an entry: the rank of its expert gets the index, the others get "elsewhere".
 template <typename Op>
 __device__ void notify_entry(const Block<Op>& block, const typename Op::Source& source, uint32_t entry,
                              int32_t expert, uint32_t index) {
     const Op& op = block.op;
-    const Divided at = divide(entry, block.shape.top_k, block.shape.top_k_reciprocal);
+    const DivMod at = divide(entry, block.shape.top_k, block.shape.top_k_reciprocal);
     const uint32_t token = at.quotient;
     const uint32_t k = at.remainder;
     const int32_t rank = rank_of_expert(block.shape, expert);
@@ -57,8 +58,8 @@ __device__ void notify_entry(const Block<Op>& block, const typename Op::Source& 
     op.experts_of(source.number(), token)[k] = expert;
 }
 
-// One warp walks entries [first, last) in order; the histogram holds all entries before them, and afterwards these,
-// too.
+// One warp notifies the peers of entries [first, last), in order. The histogram counts all entries before them, and
+// afterwards these as well.
 template <typename Op>
 __device__ void notify_entries(const Block<Op>& block, const typename Op::Source& source, uint32_t first,
                                uint32_t last) {
@@ -83,16 +84,16 @@ __device__ void notify_entries(const Block<Op>& block, const typename Op::Source
     }
 }
 
-// The words by which a source notifies a peer of its counts: those of the peer's experts, then the source's tokens,
-// its fingerprint and, where rows have scales, their scales word.
+// The number of words in a source's counts: one for each of the peer's experts, then its number of tokens, its
+// fingerprint and, where rows have scales, its scales word.
 template <typename Op>
 __device__ __forceinline__ uint32_t words_of_counts(const Block<Op>& block) {
     return block.shape.local_experts + (Op::Rows::kScaled ? 3 : 2);
 }
 
-// Notifies the peers that are this block's of how many rows their experts get from the source.
+// Sends this block's share of the peers the source's counts (words_of_counts).
 template <typename Op>
-__device__ void notify_counts(const Block<Op>& block, const typename Op::Source& source, const BlockOf& part,
+__device__ void notify_counts(const Block<Op>& block, const typename Op::Source& source, const SourceShare& part,
                               const uint32_t* all) {
     const Op& op = block.op;
     const uint32_t local = block.shape.local_experts;
@@ -114,29 +115,29 @@ __device__ void notify_counts(const Block<Op>& block, const typename Op::Source&
     }
 }
 
-// Repeated ids give a local expert `total` rows, more than it has slots: the group fails, before anybody sums without
-// those that find none.
+// Repeated ids give a local expert `total` rows, more than it has room for. The group fails, before a combine adds up
+// fewer rows than there should be.
 template <typename Layout>
-__device__ inline void report_surplus(const LlCommon& common, const Layout& output, const uint32_t* begins,
-                                      uint32_t rank, uint32_t expert, uint32_t total) {
-    const auto surplus = output.find_surplus(begins, expert, total);
+__device__ inline void report_overflow(const LlCommon& common, const Layout& output, const uint32_t* begins,
+                                       uint32_t rank, uint32_t expert, uint32_t total) {
+    const auto surplus = output.find_overflow(begins, expert, total);
     const uint32_t named = rank * common.shape.local_experts + expert;
     fail(common, FAULT_EXPERT_ROWS, {named, surplus.source, 0}, common.shape.max_tokens, surplus.rows);
 }
 
-// Waits for what the sources have notified this rank of. The first block checks what they run, too.
+// Waits for the counts of all sources. The first block also checks their fingerprints and scales words.
 template <typename Op>
-__device__ __forceinline__ void hear_sources(const Block<Op>& block, bool is_first) {
+__device__ __forceinline__ void receive_counts(const Block<Op>& block, bool is_first) {
     const Op& op = block.op;
     const uint32_t local = block.shape.local_experts;
     const uint32_t words = local + LL_COUNTS_BESIDE_EXPERTS;
-    const uint32_t heard = is_first ? words_of_counts(block) : local + 1;
+    const uint32_t words_awaited = is_first ? words_of_counts(block) : local + 1;
 #pragma unroll 1
     for (uint32_t i = threadIdx.x; i < op.ranks() * words; i += blockDim.x) {
-        const Divided at = divide(i, words, block.shape.counts_reciprocal);
+        const DivMod at = divide(i, words, block.shape.counts_reciprocal);
         const uint32_t source = at.quotient;
         const uint32_t word = at.remainder;
-        if (word >= heard) {
+        if (word >= words_awaited) {
             continue;
         }
         uint32_t data = 0;
@@ -149,7 +150,7 @@ __device__ __forceinline__ void hear_sources(const Block<Op>& block, bool is_fir
         if (word < local) {
             block.per_expert[block.output.cell(source, word)] = data;
         } else if (word == local) {
-            // It becomes an address: a peer cannot have more tokens than a rank may have.
+            // Bounded, as it becomes an address and comes from a peer.
             const uint32_t tokens = min(data, block.shape.max_tokens);
             block.tokens_of[source] = tokens;
             atomicMax(&block.shared.most_tokens, tokens);
@@ -162,7 +163,7 @@ __device__ __forceinline__ void hear_sources(const Block<Op>& block, bool is_fir
     }
 }
 
-// Times how long the sources take to notify this rank, if somebody wants that.
+// Measures how long the sources take to notify this rank, if the caller wants that.
 template <typename Op>
 __device__ __forceinline__ void time_sources(const Block<Op>& block) {
     if (block.params.waits != nullptr && block.warp == num_warps() - 1) {
@@ -172,19 +173,19 @@ __device__ __forceinline__ void time_sources(const Block<Op>& block) {
     }
 }
 
-// From the sources' counts: where the rows of each begin, and how many an expert gets in all.
+// Finds, from the sources' counts, where the rows of each begin, and stores how many each expert gets.
 template <typename Op>
 __device__ void find_begins(const Block<Op>& block) {
     const Op& op = block.op;
     const uint32_t local = block.shape.local_experts;
     const bool is_first = block.receivers.index() == 0;
     if (block.notifies()) {
-        __syncthreads();  // the histograms are done with
+        __syncthreads();  // the counts overwrite the histograms
     }
     if (is_first) {
         time_sources(block);
     }
-    hear_sources(block, is_first);
+    receive_counts(block, is_first);
     __syncthreads();
 #pragma unroll 1
     for (uint32_t expert = threadIdx.x; expert < local; expert += blockDim.x) {
@@ -196,17 +197,17 @@ __device__ void find_begins(const Block<Op>& block) {
             block.params.counter[expert] = block.output.kept(total);
         }
         if (total > block.output.rows_of_expert()) {
-            report_surplus(op.common, block.output, block.per_expert, op.rank(), expert, total);
+            report_overflow(op.common, block.output, block.per_expert, op.rank(), expert, total);
         }
     }
     __syncthreads();
 }
 
-// Notifies the peers of a part of a source's entries; the first blocks also notify them of the counts.
+// Notifies the peers of this block's share of a source's entries; the first blocks also send the counts.
 template <typename Op>
-__device__ void notify(const Block<Op>& block, const typename Op::Source& source, const BlockOf& part) {
+__device__ void notify(const Block<Op>& block, const typename Op::Source& source, const SourceShare& part) {
     const uint32_t entries = source.tokens() * block.shape.top_k;
-    uint32_t per_block = kWarpSize;  // as many as a warp takes at once
+    uint32_t per_block = kWarpSize;
 #pragma unroll 1
     while (per_block * part.blocks < entries) {
         per_block += kWarpSize;
@@ -223,7 +224,7 @@ __device__ void notify(const Block<Op>& block, const typename Op::Source& source
     }
 }
 
-// The notifiers' work: blocks take turns at the sources. `notify` is given a source and the block's part of it.
+// The notifiers' work: they are dealt to the sources in turn. Calls `notify` with a source and the block's share of it.
 template <typename Op, typename Notify>
 __device__ void notify_all(const Block<Op>& block, Notify notify) {
     const uint32_t index = block.notifiers.index();
@@ -234,12 +235,12 @@ __device__ void notify_all(const Block<Op>& block, Notify notify) {
     }
     const uint32_t sources = block.sources();
     const uint32_t turn = index % sources;
-    const BlockOf part = {index / sources, (blocks - turn + sources - 1) / sources};
+    const SourceShare part = {index / sources, (blocks - turn + sources - 1) / sources};
 #pragma unroll 1
     for (uint32_t next = turn; next < sources; next += blocks) {
         const typename Op::Source source = block.source(block.first_source() + next);
         if (next != turn) {
-            __syncthreads();  // all are done with the histograms
+            __syncthreads();  // all threads have read the histograms
             clear_histograms(block);
             __syncthreads();
         }

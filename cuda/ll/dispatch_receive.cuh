@@ -1,24 +1,24 @@
-// The receiving half of a dispatch: arriving chunks to the rows of the output.
+// The receiving half of a dispatch: copies arriving chunks to the rows of the output.
 #pragma once
 
 #include "dispatch_notices.cuh"
 
 namespace nccl_ep::ll_dispatch_impl {
 
-// What came of a chunk of a token: the chunk, if some entry of the token is here, and in each lane one of the entries.
+// What has come for a chunk of a token: the chunk, if the token has an entry here, and in each lane one of its entries.
 template <typename Op>
 struct Received {
     Arriving<typename Op::Rows::Data> row;
     EntryWord entry;
-    // Where that was not known before: whether the source has no such token.
+    // Whether the source has no such token; set where that was not known before.
     bool is_beyond = false;
 };
 
-// Waits for a chunk of a token, if it comes here, and until `has_beside` says that what comes beside it is there; false
-// if that is given up.
-template <typename Op, typename Chunk, typename HasBeside>
-__device__ __forceinline__ bool receive(const Block<Op>& block, const UnitOfAll& unit, const BankRow<Own>& from,
-                                        const Chunk& chunk, Received<Op>& received, Late& late, HasBeside has_beside) {
+// Waits for a token's entries, for its chunk if it comes here, and for `has_topk`, which says whether the weights
+// beside the row have come; false if it gives up.
+template <typename Op, typename Chunk, typename HasTopk>
+__device__ __forceinline__ bool receive(const Block<Op>& block, const WorkUnit& unit, const BankRow<Own>& from,
+                                        const Chunk& chunk, Received<Op>& received, LateWait& late, HasTopk has_topk) {
     const Op& op = block.op;
     const uint64_t* at = op.here().entries(unit.rank, unit.token) + lane_idx();
     const bool has_entry = lane_idx() < block.shape.top_k;
@@ -26,12 +26,12 @@ __device__ __forceinline__ bool receive(const Block<Op>& block, const UnitOfAll&
     return wait_as_warp_in(op.common.wait, late, [&] {
         // All loads are in flight together.
         const uint64_t packet = has_entry ? ld_relaxed_sys(at) : op.packet(EntryWord::kElsewhere);
-        const bool has_all_beside = has_beside();
-        const bool has_come = received.row.poll(op, from, chunk, gently) && has_all_beside;
+        const bool has_topk_come = has_topk();
+        const bool has_come = received.row.poll(op, from, chunk, gently) && has_topk_come;
         const bool is_known = all_lanes(packet_epoch(packet) == op.epoch);
         late.awaited = op.from(unit.rank, is_known ? WAIT_ROW : WAIT_ENTRY);
         received.entry = {packet_data(packet)};
-        // It becomes an address, so it is checked.
+        // Checked, as it becomes an address.
         if (received.entry.expert() >= block.shape.local_experts) {
             received.entry = EntryWord::elsewhere();
         }
@@ -39,9 +39,9 @@ __device__ __forceinline__ bool receive(const Block<Op>& block, const UnitOfAll&
     });
 }
 
-// One warp copies a chunk of (source, token) to the token's output rows here, if it has any. False if it is given up.
+// One warp copies a chunk of a token to the token's output rows here, if there are any; false if it gives up.
 template <typename Op>
-__device__ __forceinline__ bool receive_chunk(const Block<Op>& block, const UnitOfAll& unit, Late& late) {
+__device__ __forceinline__ bool receive_chunk(const Block<Op>& block, const WorkUnit& unit, LateWait& late) {
     const Op& op = block.op;
     const uint32_t source = unit.rank;
     const BankRow<Own> from = op.here().row(block.bank_slots.of_token(source, unit.token));
@@ -52,7 +52,7 @@ __device__ __forceinline__ bool receive_chunk(const Block<Op>& block, const Unit
     }
     const EntryWord entry = received.entry;
     if (any_lane(entry.is_here())) {
-        let_go<typename Op::Rows::Data>(from, chunk);
+        reset_chunk<typename Op::Rows::Data>(from, chunk);
     }
     const int32_t out_row =
         entry.is_here() ? block.output.row(block.per_expert, source, entry.expert(), entry.index()) : kNowhere;
@@ -71,18 +71,18 @@ __device__ __forceinline__ bool receive_chunk(const Block<Op>& block, const Unit
     return true;
 }
 
-// `take` takes a chunk of a token of any rank, or says what is late.
+// Receives all rows: `take(unit, late)` receives one unit, or returns false and says what is late.
 template <typename Op, typename Take>
 __device__ void receive_rows(const Block<Op>& block, Take take) {
     const uint32_t units = arriving_units(block);
-    const Share& receivers = block.receivers;
+    const BlockRange& receivers = block.receivers;
     const uint32_t step = num_warps() * receivers.blocks;
-    // The first blocks, and the first warp of each, have notified the peers, so they take chunks last.
+    // The first blocks, and the first warp of each, are busy notifying the peers, so they come last.
     const uint32_t turn = (block.warp == 0 ? num_warps() : block.warp) - 1;
 #pragma unroll 1
     for (uint32_t unit = (turn + 1) * receivers.blocks - 1 - receivers.index(); unit < units; unit += step) {
-        const UnitOfAll arriving(block.op, units_of_row<1>(block.shape), unit);
-        Late late;
+        const WorkUnit arriving(block.op, units_of_row<1>(block.shape), unit);
+        LateWait late;
         if (arriving.token < block.tokens_of[arriving.rank] && !take(arriving, late)) {
             report_late(block.op, late);
             return;

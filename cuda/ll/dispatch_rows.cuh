@@ -1,8 +1,8 @@
-// The kinds of rows that a dispatch sends. Kernels are templates over them, so that rows without scales pay
-// nothing for the others.
+// The kinds of rows that a dispatch sends. Kernels are templates over them, so that rows without scales pay nothing for
+// the others.
 //
-// A kind says how a warp fetches a chunk from the rows of a source, what it sends of it, and how it stores what
-// came. On the way all kinds with scales look the same.
+// A kind says how a warp fetches a chunk of a source's row, how it sends the chunk, and how a receiver stores it. In
+// transit all kinds with scales have the same format.
 #pragma once
 
 #include "../base/cast.cuh"
@@ -11,7 +11,7 @@
 
 namespace nccl_ep {
 
-// Without scales, of any type.
+// Rows without scales, of any type.
 struct PlainRows {
     static constexpr bool kScaled = false;
     using Data = ChunkData;
@@ -22,17 +22,17 @@ struct PlainRows {
                                           const Chunk& chunk, Fetched& fetched) const {
         load_const(fetched, rows + row_format(shape).offset(token), chunk);
     }
-    // `each_slot` calls what it is given with the chunk's slot at each peer.
+    // `each_slot(send)` calls `send` with the row's slot at each peer.
     template <typename Op, typename EachSlot>
     __device__ __forceinline__ void send(const Op& op, const Fetched& fetched, const Chunk& chunk,
                                          EachSlot each_slot) const {
         const bool with_sentinel = any_lane(has_sentinel(fetched, chunk));
         each_slot([&](const BankRow<Remote>& to) { nccl_ep::send(op, to, chunk, fetched, with_sentinel); });
     }
-    // Where a row of the output is, as one lane knows it.
+    // Where one lane's row of the output is.
     struct Target {
         int32_t row;
-        // The target of `lane`. All lanes call it.
+            // The target of `lane`. All lanes call it.
         __device__ __forceinline__ Target of(uint32_t lane) const {
             return {shuffle(row, lane)};
         }
@@ -48,7 +48,7 @@ struct PlainRows {
     }
 };
 
-// What all kinds with scales have in common, with the most accesses of payload and of scales of a lane in a chunk.
+// What all kinds with scales have in common; kVecs and kScaleVecs are those of ScaledData.
 template <uint32_t kVecs, uint32_t kScaleVecs>
 struct ScaledKind {
     static constexpr bool kScaled = true;
@@ -63,7 +63,7 @@ struct ScaledKind {
                                                       const ScaledChunk& chunk,
                                                       EachSlot each_slot) {
         const uint32_t found = data.sentinels(chunk);
-        // Of the flags only those for which the receiver looks, as it also lowers them.
+        // Only the flags that the receiver checks, as it also clears them.
         uint32_t flags = 0;
         if (any_lane(found != 0)) {
 #pragma unroll 1
@@ -113,41 +113,41 @@ struct ScaledKind {
         bool are_slow = false;
         Data::each_scales(data, chunk, [&](const Vec16& scales, uint32_t turn) {
             const ScalePart part = part_of(turn);
-            if (part.is_one_access()) {
-                part.store_at_once(scales);
+            if (part.is_vec_access()) {
+                part.store_vec(scales);
             } else {
                 are_slow = true;
             }
         });
         if (are_slow) {
             each_slow_turn(chunk, part_of,
-                           [&](const ScalePart& part, uint32_t turn) { part.store_slowly(data.scales_of(turn)); });
+                           [&](const ScalePart& part, uint32_t turn) { part.store_elementwise(data.scales_of(turn)); });
         }
     }
 
    protected:
-    // Calls `with` for the lane's scales that take more than one access: in a loop, as their code is long.
+    // Calls `with` for those of the lane's scales that take more than one access. Not unrolled, as their code is long.
     template <typename PartOf, typename With>
     __device__ __forceinline__ static void each_slow_turn(const ScaledChunk& chunk, PartOf part_of, With with) {
 #pragma unroll 1
         for (uint32_t turn = 0; turn < kScaleVecs && chunk.has_scales(turn); ++turn) {
             const ScalePart part = part_of(turn);
-            if (!part.is_one_access()) {
+            if (!part.is_vec_access()) {
                 with(part, turn);
             }
         }
     }
 };
 
-// Rows and scales as the caller has them.
+// Rows and scales in the caller's tensors.
 template <uint32_t kVecs = LL_SCALED_CHUNK_VECS>
 struct ForwardedRows : ScaledKind<kVecs, kVecs> {
     using Kind = ScaledKind<kVecs, kVecs>;
     using typename Kind::Data;
     using Kind::rows;
 
-    // Scales that take more than one access are loaded when they are sent: with a branch between them, the loads of a
-    // chunk would wait for each other.
+    // Scales that take more than one access are only loaded when they are sent: a branch between the loads of a chunk
+    // would make them wait for each other.
     struct Fetched {
         Data data;
         uint32_t token;
@@ -165,8 +165,8 @@ struct ForwardedRows : ScaledKind<kVecs, kVecs> {
         }
         fetched.token = token;
         const ScalePart part = part_of(token, chunk, 0);
-        if (chunk.has_scales(0) && part.is_one_access()) {
-            fetched.data.scales[0] = part.load_at_once();
+        if (chunk.has_scales(0) && part.is_vec_access()) {
+            fetched.data.scales[0] = part.load_vec();
         }
     }
     __device__ __forceinline__ const Data& as_sent(Fetched& fetched,
@@ -174,16 +174,16 @@ struct ForwardedRows : ScaledKind<kVecs, kVecs> {
         bool are_slow = false;
         Data::each_scales(fetched.data, chunk, [&](Vec16& scales, uint32_t turn) {
             const ScalePart part = part_of(fetched.token, chunk, turn);
-            if (!part.is_one_access()) {
+            if (!part.is_vec_access()) {
                 are_slow = true;
             } else if (turn != 0) {
-                scales = part.load_at_once();
+                scales = part.load_vec();
             }
         });
         if (are_slow) {
             Kind::each_slow_turn(chunk, [&](uint32_t turn) { return part_of(fetched.token, chunk, turn); },
-                           [&](const ScalePart& part, uint32_t turn) {
-                               fetched.data.set_scales_of(turn, part.load_slowly());
+                                 [&](const ScalePart& part, uint32_t turn) {
+                                     fetched.data.set_scales_of(turn, part.load_elementwise());
                            });
         }
         return fetched.data;
@@ -204,7 +204,7 @@ struct ForwardedRows : ScaledKind<kVecs, kVecs> {
     }
 };
 
-// Rows and scales as they travel: they came over the network, or also go there.
+// Rows with scales in the format of transit, as they come in messages.
 struct PackedRows : ScaledKind<LL_SCALED_CHUNK_VECS, LL_SCALED_CHUNK_VECS> {
     using Fetched = Data;
 
@@ -219,7 +219,7 @@ struct PackedRows : ScaledKind<LL_SCALED_CHUNK_VECS, LL_SCALED_CHUNK_VECS> {
     }
 };
 
-// Rows of type `Number`, which are cast when they are sent: the loads are under way together by then.
+// Rows of type `Number`, cast when they are sent, so that the loads of a chunk are in flight together.
 template <typename Number, uint32_t kVecs = LL_SCALED_CHUNK_VECS>
 struct CastRows : ScaledKind<kVecs, 1> {
     using Kind = ScaledKind<kVecs, 1>;
@@ -227,19 +227,19 @@ struct CastRows : ScaledKind<kVecs, 1> {
     using Kind::rows;
 
     struct Fetched {
-        Uncast<Number> part[kVecs];
+        CastInput<Number> part[kVecs];
     };
 
     __device__ __forceinline__ void fetch(const LlShape&, const uint8_t* from, uint32_t token,
                                           const ScaledChunk& chunk, Fetched& fetched) const {
-        constexpr uint32_t kWidth = Uncast<Number>::kBytesPerElement;
+        constexpr uint32_t kWidth = CastInput<Number>::kBytesPerElement;
         const uint8_t* row = from + uint64_t{token} * rows.payload_bytes * kWidth;
 #pragma unroll
         for (uint32_t i = 0; i < kVecs; ++i) {
             if (chunk.has_payload(i)) {
                 const auto* at = reinterpret_cast<const Vec16*>(row + chunk.payload_byte(i) * kWidth);
 #pragma unroll
-                for (uint32_t j = 0; j < Uncast<Number>::kVecs; ++j) {
+                for (uint32_t j = 0; j < CastInput<Number>::kVecs; ++j) {
                     fetched.part[i].vec[j] = ld_const(at + j);
                 }
             }
@@ -257,40 +257,40 @@ struct CastRows : ScaledKind<kVecs, 1> {
                                          const ScaledChunk& chunk, EachSlot each_slot) const {
         Kind::send_whole(op, as_sent(fetched, chunk), chunk, each_slot);
     }
-    // To a row on its way in memory of this rank.
+    // Writes the chunk to a row in transit format in this rank's memory.
     __device__ __forceinline__ void write(const Fetched& fetched, const ScaledChunk& chunk, uint8_t* to) const {
         nccl_ep::store(as_sent(fetched, chunk), to, chunk);
     }
 
    private:
-    // Casts the chunk, 512 elements per turn; `with` takes each turn's. Returns the lane's access of the chunk's
-    // scales. All lanes call it. Each lane of a block computes the scale of a different turn, so that there are few
-    // divisions; where two lanes have a block, each computes two.
+    // Casts the chunk, 512 elements per turn, and calls `with(turn, cast)`; returns this lane's access to the chunk's
+    // scales. Each lane of a block computes the scale of a different turn, which takes few divisions; where a block has
+    // two lanes, each computes two scales. All lanes call it.
     template <typename With>
     __device__ __forceinline__ Vec16 each_turn(const Fetched& fetched, const ScaledChunk& chunk, With with) const {
-        static_assert(kVecs <= kMostLanes);
+        static_assert(kVecs <= kMaxBlockLanes);
         const uint32_t lanes = rows.block / kCastElements;  // of a block
         const uint32_t own_turn = lane_idx() & (lanes - 1);
         const uint32_t first_lane = lane_idx() - own_turn;
         const bool are_bytes = rows.form == SCALES_EXPONENT;
-        const bool are_small = lanes != kMostLanes;  // and bytes
-        float most[kVecs];
+        const bool are_small = lanes != kMaxBlockLanes;  // and bytes
+        float amax[kVecs];
 #pragma unroll
         for (uint32_t i = 0; i < kVecs; ++i) {
-            most[i] = fetched.part[i].largest_of_block(rows, chunk.has_payload(i));
+            amax[i] = fetched.part[i].block_amax(rows, chunk.has_payload(i));
         }
         const auto scale_of = [&](uint32_t turn) {
-            float of_turn = most[0];
+            float of_turn = amax[0];
 #pragma unroll
             for (uint32_t i = 1; i < kVecs; ++i) {
-                of_turn = turn == i ? most[i] : of_turn;
+                of_turn = turn == i ? amax[i] : of_turn;
             }
             return BlockScale(of_turn, rows.form);
         };
         const BlockScale scale = scale_of(own_turn);
-        BlockScale later = scale;
+        BlockScale second = scale;
         if (are_small) {
-            later = scale_of(own_turn + lanes);
+            second = scale_of(own_turn + lanes);
         }
         uint32_t word = own_turn * kWarpSize + first_lane < chunk.payload_vecs ? scale.stored : 0;
 #pragma unroll
@@ -298,25 +298,25 @@ struct CastRows : ScaledKind<kVecs, 1> {
             if (i * kWarpSize < chunk.payload_vecs) {
                 const uint32_t from = first_lane + (i & (lanes - 1));
                 Vec16 cast;
-                fetched.part[i].cast_by(shuffle(i < lanes ? scale.factor : later.factor, from), cast);
+                fetched.part[i].cast_by(shuffle(i < lanes ? scale.factor : second.factor, from), cast);
                 with(i, cast);
                 if (are_small) {
-                    uint32_t made = shuffle(i < lanes ? scale.stored : later.stored, from);
-                    made = i * kWarpSize + first_lane < chunk.payload_vecs ? made : 0;
-                    made <<= lane_idx() % kMostLanes / 2 * 8;
-                    made |= shuffle_xor(made, 2);
-                    made |= shuffle_xor(made, 4);
-                    word = lane_idx() % kMostLanes == i ? made : word;
+                    uint32_t stored = shuffle(i < lanes ? scale.stored : second.stored, from);
+                    stored = i * kWarpSize + first_lane < chunk.payload_vecs ? stored : 0;
+                    stored <<= lane_idx() % kMaxBlockLanes / 2 * 8;
+                    stored |= shuffle_xor(stored, 2);
+                    stored |= shuffle_xor(stored, 4);
+                    word = lane_idx() % kMaxBlockLanes == i ? stored : word;
                 }
             }
         }
-        // Each of eight lanes takes the words of a different turn, four words or one.
-        uint32_t first = lane_idx() % kMostLanes;
-        uint32_t apart = kMostLanes;
+        // Each of eight lanes gets the scales of a different turn, in four words or one.
+        uint32_t first = lane_idx() % kMaxBlockLanes;
+        uint32_t apart = kMaxBlockLanes;
         if (are_bytes && !are_small) {
-            word <<= lane_idx() / kMostLanes * 8;  // a turn's four bytes are one word
-            word |= shuffle_xor(word, kMostLanes);
-            word |= shuffle_xor(word, 2 * kMostLanes);
+            word <<= lane_idx() / kMaxBlockLanes * 8;  // a turn's four bytes are one word
+            word |= shuffle_xor(word, kMaxBlockLanes);
+            word |= shuffle_xor(word, 2 * kMaxBlockLanes);
             first = 0;
             apart = 1;
         }

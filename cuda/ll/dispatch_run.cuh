@@ -1,4 +1,4 @@
-// The course of a dispatch, whatever its layout.
+// The steps of a dispatch, common to all layouts.
 #pragma once
 
 #include "dispatch_receive.cuh"
@@ -6,7 +6,7 @@
 
 namespace nccl_ep::ll_dispatch_impl {
 
-// `notify` tells peers of a part of a source's tokens; `receive` hears what the peers tell, and takes what comes.
+// `notify` notifies peers of a share of a source's tokens; `receive` receives the peers' notifications and rows.
 template <typename Op, typename Nodes, typename Notify, typename Receive>
 __device__ __forceinline__ void run(const LlDispatchParams& params, const Nodes& nodes, const typename Op::Rows& rows,
                                     Notify notify, Receive receive) {
@@ -15,7 +15,7 @@ __device__ __forceinline__ void run(const LlDispatchParams& params, const Nodes&
     DYNAMIC_SHARED(uint32_t, per_expert);
     Op op(params.common, nodes);
     const Block<Op> block = {params, op, rows, shared, tokens_of, per_expert};
-    Start start;
+    StartState start;
     if (threadIdx.x == 0) {
         start.load(params.common);
         shared.most_tokens = 0;

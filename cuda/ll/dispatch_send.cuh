@@ -1,11 +1,11 @@
-// The sending half of a dispatch: rows to the peers, and the notice of them.
+// The sending half of a dispatch: rows to the peers.
 #pragma once
 
 #include "dispatch_notices.cuh"
 
 namespace nccl_ep::ll_dispatch_impl {
 
-// The peer that hosts this lane's entry of `token`, negative if none does.
+// The peer that hosts the expert of this lane's entry of `token`, negative if none does.
 template <typename Op>
 __device__ __forceinline__ int32_t peer_of_entry(const Block<Op>& block, const typename Op::Source& source,
                                                  uint32_t token) {
@@ -17,8 +17,7 @@ __device__ __forceinline__ int32_t peer_of_entry(const Block<Op>& block, const t
     return block.op.nodes.peer_of(rank_of_expert(block.shape, expert));
 }
 
-// What a warp is about to send: a chunk of a token of a source, and in each lane the peer of one of its
-// entries.
+// What a warp is about to send: a chunk of a token's row and, in each lane, the peer of one of the token's entries.
 template <typename Op>
 struct Outgoing {
     uint32_t unit;
@@ -26,7 +25,7 @@ struct Outgoing {
     typename Op::Rows::Fetched fetched;
 };
 
-// A chunk of a token of one of the launch's sources.
+// A unit of sending: a chunk of a token of a source.
 struct Unit {
     uint32_t source;
     uint32_t token;
@@ -35,7 +34,7 @@ struct Unit {
 
 template <typename Op>
 __device__ __forceinline__ Unit unit_at(const Block<Op>& block, uint32_t unit) {
-    const Divided at = divide(unit, block.shape.chunks, block.shape.chunks_reciprocal);
+    const DivMod at = divide(unit, block.shape.chunks, block.shape.chunks_reciprocal);
     const uint32_t pair = at.quotient;
     if constexpr (!Op::kSeveral) {
         return {0, pair, at.remainder};
@@ -49,7 +48,7 @@ __device__ __forceinline__ bool is_left(const Block<Op>& block, const Outgoing<O
     return outgoing.unit < block.most_tokens() * block.sources() * block.shape.chunks;
 }
 
-// Starts loading the warp's unit, if it is left.
+// Starts to load the warp's unit, if there is one.
 template <typename Op>
 __device__ __forceinline__ void fetch(const Block<Op>& block, Outgoing<Op>& outgoing) {
     outgoing.peer = kNowhere;
@@ -66,7 +65,7 @@ __device__ __forceinline__ void fetch(const Block<Op>& block, Outgoing<Op>& outg
     outgoing.peer = peer_of_entry(block, source, taken.token);
 }
 
-// Sends what was fetched to every peer that hosts one of the token's experts.
+// Sends the fetched chunk to every peer that hosts one of the token's experts.
 template <typename Op>
 __device__ void send_chunk(const Block<Op>& block, Outgoing<Op>& outgoing) {
     const Op& op = block.op;
@@ -75,7 +74,7 @@ __device__ void send_chunk(const Block<Op>& block, Outgoing<Op>& outgoing) {
     const uint32_t source_rank = block.source(taken.source).rank();
     const uint32_t slot = block.bank_slots.of_token(source_rank, taken.token);
     const LaneMask peers = first_of_each_peer(outgoing.peer);
-    // Calls `with` for the slot at each peer.
+    // Calls `with` with the slot at each peer.
     const auto each_slot = [&](auto with) {
 #pragma unroll 1
         for (LaneMask left = peers; left.any(); left.drop_first()) {
@@ -88,8 +87,8 @@ __device__ void send_chunk(const Block<Op>& block, Outgoing<Op>& outgoing) {
     block.rows.send(op, outgoing.fetched, chunk, each_slot);
 }
 
-// Sends all rows. `begin` is called once all threads have loaded what they need first, and says whether the operation
-// goes on; so does the result.
+// Sends all rows. `begin` is called after the first loads were issued, and says whether the operation goes on; so does
+// the result.
 template <typename Op, typename Begin>
 __device__ __forceinline__ bool send_all(const Block<Op>& block, Begin begin) {
     const bool sends = block.sends() && block.senders.has_this_block();

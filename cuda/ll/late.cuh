@@ -1,29 +1,29 @@
-// Waits of warps for rows. They contain no call: a wait only notes what is late, and the report follows after the loops
-// around it.
+// Waits of warps for rows. They contain no function call: a wait that is given up only records what is late, and the
+// report follows after the loops around it.
 #pragma once
 
 #include "protocol.cuh"
 
 namespace nccl_ep {
 
-// Why a warp has given up, and on what: for the report, once it has left the loops around its waits. A call within such
-// a loop takes registers, and after one the compiler no longer knows the warp to be converged, which makes each vote
-// and shuffle of the loop several times as long.
-struct Late {
+// Why a warp has given up a wait, and for what it waited; reported once it has left the loops around its waits. A call
+// within such a loop takes registers, and after it the compiler no longer knows the warp to be converged, which makes
+// the code of each vote and shuffle in the loop several times as long.
+struct LateWait {
     Awaited awaited;
     uint32_t fault;
     uint32_t got;
     uint64_t waited_ns;
 };
 template <typename Op>
-__device__ __forceinline__ void report_late(const Op& op, const Late& late) {
+__device__ __forceinline__ void report_late(const Op& op, const LateWait& late) {
     fail(op.common, late.fault, late.awaited, late.awaited.epoch, late.got, late.waited_ns);
 }
 
-// A warp waits for what comes from a rank that has begun the operation; another warp notices if it has not. All lanes
-// call `has_come` together and get the same answer. False if given up: `late` then lacks only `awaited`.
+// A warp waits for data of a rank that has begun the operation; another warp notices if it has not. All lanes call
+// `has_come` together and get the same answer. If it gives up, it returns false and fills `late` except for `awaited`.
 template <typename HasCome>
-__device__ __forceinline__ bool wait_as_warp_in(const WaitParams& wait, Late& late, HasCome has_come) {
+__device__ __forceinline__ bool wait_as_warp_in(const WaitParams& wait, LateWait& late, HasCome has_come) {
     uint64_t start = 0;
     uint32_t polls = 0;
 #pragma unroll 1

@@ -1,9 +1,9 @@
-// Where the ranks of a group are: all on this node, or on several, with messages between them. Kernels are templates
-// over the two, so that those for one node pay nothing for the other case.
+// Where the ranks of a group are: all on this node, or on several, with messages between the nodes. Kernels are
+// templates over the two cases, so that those for one node pay nothing for the other.
 //
-// Ranks of this node are *peers*, by their local index: their windows are mapped. Every rank of the group has
-// a *forwarder* on this node: itself, or its rail peer here. The forwarder sends its rows here and collects what the
-// peers return for it. The ranks that this rank forwards for are its *sources*, numbered from 0, which is itself.
+// The ranks of this node are *peers*, numbered by local index: their windows are mapped. Every rank of the group has a
+// *forwarder* on this node: itself, or its rail peer here. The forwarder sends the rank's rows to the peers and
+// collects what they return. The ranks that this rank forwards for are its *sources*; source 0 is this rank itself.
 #pragma once
 
 #include "../base/row.cuh"
@@ -12,8 +12,8 @@
 
 namespace nccl_ep {
 
-// This rank as a source of a dispatch. It only points at the parameters: these are operands of instructions, and
-// copies of them would take registers.
+// This rank as a source of a dispatch. It only refers to the parameters, which are operands of instructions; copies
+// would take registers.
 struct OwnSource {
     const LlDispatchParams& params;
 
@@ -24,7 +24,7 @@ struct OwnSource {
     __device__ const uint8_t* rows() const { return params.tokens; }
 };
 
-// Any of the ranks that this rank forwards for.
+// Any source of a dispatch over several nodes.
 struct ForwardedSource {
     uint32_t number_;
     uint32_t rank_;
@@ -39,7 +39,7 @@ struct ForwardedSource {
     __device__ const uint8_t* rows() const { return rows_; }
 };
 
-// Every rank is a peer, and forwards for itself alone.
+// A group on one node: every rank is a peer and forwards only for itself.
 struct OneNode {
     static constexpr bool kSeveral = false;
     static constexpr bool kWhole = false;
@@ -53,16 +53,16 @@ struct OneNode {
     __device__ int32_t peer_of(int32_t rank) const { return rank; }
     __device__ uint32_t rank_of_peer(uint32_t peer) const { return peer; }
     __device__ uint32_t forwarder_of(uint32_t rank) const { return rank; }
-    // The number of `rank` among the sources of its forwarder.
+    // The number of `rank` as a source of its forwarder.
     __device__ uint32_t number_of(uint32_t) const { return 0; }
 };
 
-// The same for kernels that run whole operations only.
+// OneNode for kernels that run whole operations only.
 struct WholeOnOneNode : OneNode {
     static constexpr bool kWhole = true;
 };
 
-// Tables say where the other ranks are; messages of a network come from other nodes.
+// A group over several nodes: tables say where ranks are, and messages of `Network` come from other nodes.
 template <typename Network>
 struct SeveralNodes {
     static constexpr bool kSeveral = true;
@@ -80,20 +80,21 @@ struct SeveralNodes {
     __device__ uint32_t forwarder_of(uint32_t rank) const { return at(rank).forwarder; }
     __device__ uint32_t number_of(uint32_t rank) const { return at(rank).number; }
 
-    // The message of rows that came from source `number`, not this rank, or goes there.
+    // The next four functions take sources from 1 on, as this rank has no messages with itself. In a dispatch, the
+    // message with the rows from source `number`; in a combine, the one with the sums for it.
     __device__ uint8_t* rows_message(uint32_t number) const {
         return nodes.rows + (number - 1) * nodes.rows_stride;
     }
     __device__ const uint8_t* weights_message(uint32_t number) const {
         return nodes.weights + (number - 1) * nodes.weights_stride;
     }
-    // The message of sums from the node at this distance, not this one.
+    // The message with the sums from the node at `distance`, at least 1.
     __device__ const uint8_t* returned_message(uint32_t distance) const {
         return nodes.returned + (distance - 1) * nodes.rows_stride;
     }
-    // Where this node comes in a sum that goes by ascending node, or OWN_NODE_FIRST.
+    // This node's place in a sum by ascending node, or OWN_NODE_FIRST.
     __device__ uint32_t own_place() const { return nodes.own_place; }
-    // Turns a node's distance into its place in a sum, and such a place into its distance.
+    // A node's place in a sum by its distance; also the inverse, its distance by its place.
     __device__ uint32_t place_of(uint32_t distance) const {
         if (nodes.own_place == OWN_NODE_FIRST) {
             return distance;
@@ -102,15 +103,15 @@ struct SeveralNodes {
         const uint32_t place = nodes.own_place + all - distance;
         return place < all ? place : place - all;
     }
-    // The header of what source `number` sent for the operation.
+    // The header of the message that source `number` has sent for the operation.
     __device__ const MessageHeader& header(uint32_t number) const {
         return header_of(is_combine ? weights_message(number) : rows_message(number));
     }
-    // How many tokens source `number` has, which is not this rank.
+    // The number of tokens of source `number`; bounded, as it comes from another rank.
     __device__ uint32_t tokens_of(const LlShape& shape, uint32_t number) const {
         return min(header(number).tokens, shape.max_tokens);
     }
-    // In a dispatch.
+    // Source `number` of a dispatch.
     __device__ Source source(const LlShape& shape, uint32_t number) const {
         const uint32_t tokens = tokens_of(shape, number);
         const uint8_t* rows = body_of(rows_message(number));
@@ -122,20 +123,20 @@ struct SeveralNodes {
 
 // ---- The messages of an operation over several nodes -------------------------------------------
 
-// As other failures (protocol.cuh).
-struct ReportsAsAll {
-    __device__ static void report(const LlCommon& common, uint32_t fault, const Awaited& awaited, Reported ours,
-                                  Reported theirs);
+// Failures of messages are reported like all others, with `fail` (protocol.cuh).
+struct LlReports {
+    __device__ static void report(const LlCommon& common, uint32_t fault, const Awaited& awaited, ReportedValue ours,
+                                  ReportedValue theirs);
 };
 
-// The header of a message of this rank.
+// The header of a message that this rank sends in the operation.
 template <typename Op>
 __device__ __forceinline__ MessageHeader header_of_operation(const Op& op, uint32_t tokens) {
     const LlCommon& common = op.common;
     return {op.nodes.nodes.handle, tokens, common.fingerprint, common.channel, common.scales_word, op.epoch, 0, 0};
 }
 
-// The header that this thread looks at first, loaded before it is needed.
+// The header that this thread checks first, loaded before it is needed.
 template <typename Op>
 __device__ __forceinline__ MessageHeader first_header(const Op& op) {
     return threadIdx.x + 1 < op.nodes.nodes.sources ? op.nodes.header(threadIdx.x + 1) : MessageHeader{};
@@ -148,12 +149,12 @@ __device__ inline bool sources_arrived(const Op& op, const MessageHeader& first)
     return all_arrived(nodes.sources - 1, [&](uint32_t i) {
         const MessageHeader header = i == threadIdx.x ? first : op.nodes.header(i + 1);
         const uint32_t rank = nodes.rank_of_source[i + 1];
-        return Op::Net::template arrived<ReportsAsAll>(op.common, header, header_of_operation(op, 0),
-                                                       op.from(rank, WAIT_BEGIN), rank);
+        return Op::Net::template arrived<LlReports>(op.common, header, header_of_operation(op, 0),
+                                                    op.from(rank, WAIT_BEGIN), rank);
     });
 }
 
-// After a relay of sums: the last block sends them. All threads call it.
+// Counts this block as done with its sums for sources; the last block sends them. All threads call it.
 template <typename Op>
 __device__ inline void finish_relay(const Op& op) {
     const LlNodes& nodes = op.nodes.nodes;
@@ -170,8 +171,8 @@ __device__ inline void finish_relay(const Op& op) {
     }
 }
 
-// Whether the sums of all rail peers have arrived; the epoch tells, as all else was compared when the operation began.
-// All threads call it.
+// Whether the sums of all rail peers have arrived. Only the epoch is compared, as everything else was when the
+// operation began. All threads call it.
 template <typename Op>
 __device__ inline bool sums_arrived(const Op& op) {
     const LlNodes& nodes = op.nodes.nodes;
@@ -180,7 +181,7 @@ __device__ inline bool sums_arrived(const Op& op) {
         const MessageHeader ours = header_of_operation(op, 0);
         MessageHeader header = ours;
         header.epoch = header_of(op.nodes.returned_message(i + 1)).epoch;
-        return Op::Net::template arrived<ReportsAsAll>(op.common, header, ours, op.from(rank, WAIT_ROW), rank);
+        return Op::Net::template arrived<LlReports>(op.common, header, ours, op.from(rank, WAIT_ROW), rank);
     });
 }
 

@@ -1,6 +1,6 @@
-// What a dispatch sends to the ranks that forward for this one on other nodes: a header, the rows and the ids, as one
-// message. Each message costs the network its latency, and a copy of all rows costs less than one. Rows with scales
-// are written as they travel, so a cast is made here, and only here.
+// Packs what a dispatch sends to this rank's rail peers: a header, the rows and the ids, as one message, since a copy
+// of all rows costs less than the latency of another message. Rows with scales are written in transit format, so over
+// several nodes casts happen here.
 
 #include "../base/entry.cuh"
 #include "dispatch_rows.cuh"
@@ -39,7 +39,7 @@ __device__ void run(const LlPackParams& params) {
     write_ids(params);
 }
 
-// A warp per chunk of a row.
+// One warp per chunk of a row.
 template <typename Net, typename Rows>
 __device__ void run_scaled(const LlScaledPackParams& params) {
     const LlShape& shape = params.shape;
@@ -48,7 +48,7 @@ __device__ void run_scaled(const LlScaledPackParams& params) {
     const uint32_t units = shape.tokens * shape.chunks;
     for (uint32_t unit = blockIdx.x * num_warps() + warp_idx(); unit < units;
          unit += gridDim.x * num_warps()) {
-        const Divided at = divide(unit, shape.chunks, shape.chunks_reciprocal);
+        const DivMod at = divide(unit, shape.chunks, shape.chunks_reciprocal);
         const uint32_t token = at.quotient;
         const ScaledChunk chunk = rows.chunk(shape, at.remainder);
         typename Rows::Fetched fetched;

@@ -1,13 +1,14 @@
-// Rank-major low-latency combine on one node: each rank returns one row of a token, which the caller has made from its
-// experts' rows, and the token's home adds them.
+// Rank-major low-latency combine on one node: each rank returns one row per token, in which the caller has summed its
+// experts' rows, and the token's home adds these rows.
 //
-// Rows travel as the sums of ll_combine do, through the same slots of the bank; nothing is told beside them but the
-// fingerprint, and which banks of views are clean (view.cuh). Which row is whose, and who has rows of a token, is what
-// the dispatch left in the handle's memory. If that was into a view, the combine cleans its bank.
+// Rows travel like the sums of ll_combine, through the same slots of the bank. Beside them a rank only sends its
+// fingerprint, and which of its banks of views are clean (view.cuh). The dispatch has left in the handle's memory which
+// row belongs to which token and which ranks have rows of a token. If the dispatch was into a view, the combine cleans
+// the view's bank.
 //
 // Grid: any number of blocks that fit on the GPU at once, in groups; each block of a group has some chunks of every
 // token's row. A single group sends these chunks for the tokens of all other ranks, then adds those for this rank's.
-// For few tokens there are several: the last group adds, and each of the others sends to some of the ranks.
+// For few tokens there are several groups: the last one adds, and each of the others sends to some of the ranks.
 //
 // Order of summation. a = 0; a = a + y for the ranks of a token in the order of the first k that names each, in fp32;
 // out = round(a).
@@ -22,11 +23,11 @@ namespace nccl_ep::ll_rank_combine_impl {
 using Op = Operation<OneNode>;
 
 struct SharedStorage {
-    Start start;
+    StartState start;
     uint32_t owner[LL_VIEW_BANKS];
-    // If the operation cleans its bank of views, bytes of a row there, else 0.
+    // If the operation cleans its bank of views, the bytes of a row there, else 0.
     uint32_t cleans;
-    // Of each rank.
+    // The number of tokens of each rank.
     uint32_t tokens_of[MAX_PEERS];
 };
 
@@ -38,22 +39,22 @@ struct Block {
     const LlCombineParams& combine = params.combine;
     const LlShape& shape = combine.common.shape;
     const LlView& view = params.view;
-    // The block's group, and its number there.
-    Divided group = divide(blockIdx.x, params.group_blocks, params.group_reciprocal);
+    // The block's group, as the quotient, and its number in the group, as the remainder.
+    DivMod group = divide(blockIdx.x, params.group_blocks, params.group_reciprocal);
     ViewUnit first = ViewUnit(view, group.remainder);
     BankSlots bank_slots = {shape, op.peers()};
 
-    // Groups that send, and whether this is one of them.
+    // The number of groups that send, and whether this block's does.
     __device__ uint32_t senders() const { return max(params.groups - 1, 1u); }
     __device__ bool sends() const { return op.sends() && group.quotient < senders(); }
     __device__ bool receives() const { return op.receives() && group.quotient == params.groups - 1; }
-    // The caller's row for a token of `home`, to be checked by is_row: the handle's memory is undefined if its dispatch
-    // has not run.
+    // The caller's row for a token of `home`, to be checked with is_row, as the handle's memory is undefined if no
+    // dispatch has run.
     __device__ __forceinline__ uint32_t row_of(uint32_t home, uint32_t token) const {
         return combine.common.handle.row_of[(home * shape.max_tokens + token) * shape.top_k];
     }
     __device__ __forceinline__ bool is_row(uint32_t row) const { return row < RankMajor{shape, op.ranks()}.rows(); }
-    // Loads this lane's part of it.
+    // Loads this lane's part of a chunk of it.
     __device__ __forceinline__ void load(uint32_t row, const Chunk& chunk, Vec16& vec) const {
         if (is_row(row) && chunk.holds()) {
             vec = ld_relaxed_sys(as<Vec16>(const_cast<uint8_t*>(combine.rows) + row_format(shape).offset(row) +
@@ -62,9 +63,9 @@ struct Block {
     }
 };
 
-// Everyone sends everyone its fingerprint, so that an operation never ends before all peers have begun it; and in a
-// whole operation, whose packets the next one looks at, which banks of views are clean.
-__device__ __forceinline__ void tell_peers(const Block& block) {
+// Sends the fingerprint to all peers, so that an operation never ends on a rank before all peers have begun it; and
+// which banks of views are clean, which the next whole operation reads.
+__device__ __forceinline__ void notify_peers(const Block& block) {
     const Op& op = block.op;
     const uint32_t clean = clean_word(block.shared.owner, LL_VIEW_BANKS);
 #pragma unroll 1
@@ -77,8 +78,8 @@ __device__ __forceinline__ void tell_peers(const Block& block) {
     }
 }
 
-// A chunk that a warp sends, of the row for a token of the rank `number` places further on. A send phase sends own
-// rows, too: the caller may have others there by the receive phase.
+// The chunk that a warp sends next; the token's home is `number` places after this rank. A send phase also sends the
+// rows for this rank's own tokens, as the caller may overwrite them before the receive phase.
 struct Outgoing {
     uint32_t number;
     ViewUnit unit;
@@ -89,10 +90,10 @@ struct Outgoing {
         : number((block.op.receives() ? 1 : 0) + block.group.quotient), unit(block.first) {}
     __device__ __forceinline__ bool is_left(const Block& block) const { return number < block.op.peers(); }
     __device__ __forceinline__ uint32_t home(const Block& block) const {
-        const uint32_t turned = block.op.rank() + number;
-        return turned - (turned < block.op.peers() ? 0 : block.op.peers());
+        const uint32_t rank = block.op.rank() + number;
+        return rank - (rank < block.op.peers() ? 0 : block.op.peers());
     }
-    // Also before the number of tokens is known: the handle's memory has room for the most.
+    // May be called before the home's number of tokens is known, as the handle's memory has room for the most.
     __device__ __forceinline__ void load(const Block& block) {
         if (is_left(block) && unit.row < block.shape.max_tokens) {
             row = block.row_of(home(block), unit.row);
@@ -108,7 +109,7 @@ struct Outgoing {
     }
 };
 
-// A warp cleans its share of a row of the view: its chunk, if the rows there are as long as the operation's.
+// A warp cleans its share of a row of the view, which is its chunk if rows have the same length there.
 __device__ __forceinline__ void clean_row(const Block& block, uint32_t row, const Chunk& chunk) {
     const uint32_t bytes = block.shared.cleans;
     uint8_t* at = block.view.rows + uint64_t{row} * bytes;
@@ -118,9 +119,9 @@ __device__ __forceinline__ void clean_row(const Block& block, uint32_t row, cons
     }
 }
 
-// A warp sends its chunks of the rows of other ranks' tokens. Where the view is cleaned, its words may be what is
-// sent, so the same lane overwrites them after it has loaded them. `begin` is called once the first is under way, and
-// says whether the operation goes on; returns that.
+// A warp sends its chunks of the rows for other ranks' tokens, and cleans the view if that is to be done: the view may
+// hold the very rows that are sent, so a lane cleans words after it has loaded them. `begin` is called after the first
+// loads were issued, and says whether the operation goes on; so does the result.
 template <typename Begin>
 __device__ __forceinline__ bool send_rows(const Block& block, Begin begin) {
     const Op& op = block.op;
@@ -150,15 +151,15 @@ __device__ __forceinline__ bool send_rows(const Block& block, Begin begin) {
     }
 }
 
-// How far a warp has come with the rows of this rank's tokens.
+// How far a warp has come with summing the rows of this rank's tokens.
 template <typename Type>
 struct Progress {
     ViewUnit unit;
-    // Of its token: whether its ranks are known, and a lane of each whose row has not been added.
+    // Whether the ranks of the unit's token are known, and one lane for each rank whose row has not been added yet.
     bool has_begun = false;
     LaneMask left;
     Sum<Type, 1> sum;
-    // The row that is awaited: its slot, and whether it is there although it looks as if it were not.
+    // The awaited row: its slot, its sender, and whether its flag says that it has arrived although it has kSentinel.
     uint32_t slot;
     uint32_t peer;
     bool is_there = false;
@@ -166,8 +167,7 @@ struct Progress {
     __device__ explicit Progress(const Block& block) : unit(block.first) {}
 };
 
-// A warp polls for its chunk of what `peer` returns for a token, and makes the slot ready for its next use. False if it
-// has not come for long.
+// A warp polls for its chunk of the awaited row, and fills it with kSentinel again; false after a number of polls.
 template <typename Type>
 __device__ __forceinline__ bool receive_chunk(const Block& block, Progress<Type>& progress, const Chunk& chunk,
                                               Vec16& vec) {
@@ -197,8 +197,8 @@ __device__ __forceinline__ bool receive_chunk(const Block& block, Progress<Type>
     return true;
 }
 
-// A warp adds its chunks of the rows of this rank's tokens. False if it waits for one of them for long; the next call
-// goes on from there. So the sums are all that has to be kept meanwhile.
+// A warp adds its chunks of the rows of this rank's tokens. It returns false after a number of polls for one of them,
+// and the next call continues there. So only `progress` has to be kept while the caller checks for failures.
 template <typename Type>
 __device__ __forceinline__ bool receive_rows(const Block& block, Progress<Type>& progress) {
     const Op& op = block.op;
@@ -208,7 +208,7 @@ __device__ __forceinline__ bool receive_rows(const Block& block, Progress<Type>&
         const Chunk chunk = progress.unit.chunk(block.shape, block.view);
         const bool has_entry = lane_idx() < block.shape.top_k;
         const int32_t sent = has_entry ? op.experts_of(0, token)[lane_idx()] : kNowhere;
-        // In a whole operation own rows are where the caller has them.
+        // In a whole operation own rows are read from the caller's tensor.
         Vec16 own = {{0, 0, 0, 0}};
         if (op.sends()) {
             block.load(block.row_of(op.rank(), token), chunk, own);
@@ -241,7 +241,7 @@ __device__ __forceinline__ bool receive_rows(const Block& block, Progress<Type>&
     return true;
 }
 
-// The same, with looks at flags and at the clock in between.
+// Receives all rows; checks flags and the clock between the calls of receive_rows.
 template <typename Type>
 __device__ __forceinline__ void receive_all(const Block& block) {
     const Op& op = block.op;
@@ -260,23 +260,23 @@ __device__ __forceinline__ void receive_all(const Block& block) {
     }
 }
 
-// The last warp finds what the operation begins with.
-__device__ __forceinline__ void look_around(const Block& block) {
+// The last warp loads the state with which the operation begins.
+__device__ __forceinline__ void load_start_state(const Block& block) {
     const LlCommon& common = block.op.common;
-    Start start;
+    StartState start;
     uint32_t owner[LL_VIEW_BANKS];
     start.load(common);
     load_owners(block.view, owner);
     uint32_t row_bytes = 0;
     if (block.view.bank != LL_VIEW_BANKS) {
-        // All loads are in flight together: a pair of 128 tokens took 0.2 us longer when one of them depended on
-        // another.
+        // All loads are in flight together: dispatch and combine of 128 tokens took 0.2 us longer when one load
+        // depended on another.
         const uint32_t filled = *filled_by(common, block.op.ranks());
         const uint32_t owned_by = ld_relaxed_gpu(&block.view.state->owner[block.view.bank]);
         row_bytes = ld_relaxed_gpu(&block.view.state->row_bytes[block.view.bank]);
         const bool owns = filled != 0 && owned_by == filled;
-        // Rows of another length that lie there are not all loaded before they are cleaned.
-        const bool cleans = owns && (block.view.lie_there == 0 || row_bytes == block.shape.row_bytes);
+        // If the input is in the bank with another row length, some words would be cleaned before they are loaded.
+        const bool cleans = owns && (block.view.input_in_bank == 0 || row_bytes == block.shape.row_bytes);
         row_bytes = cleans ? row_bytes : 0;
     }
 #pragma unroll 1
@@ -300,23 +300,23 @@ __device__ __forceinline__ void run(const LlRankCombineParams& params) {
     const LlCommon& common = params.combine.common;
     Op op(common, OneNode{common.peers});
     const Block block = {params, op, shared};
-    const bool tells = blockIdx.x == 0 && is_last_warp();
+    const bool notifies = blockIdx.x == 0 && is_last_warp();
     if (is_last_warp()) {
-        look_around(block);
+        load_start_state(block);
     }
     const bool goes_on = send_rows(block, [&] {
         __syncthreads();
         if (!op.begin(shared.start) || (op.sends() && !wait_until_bank_is_free(op, warp_idx_of_all()))) {
             return false;
         }
-        if (tells && op.sends()) {
-            tell_peers(block);
+        if (notifies && op.sends()) {
+            notify_peers(block);
         }
         return true;
     });
     const uint32_t counted = count_block(op);
     if (goes_on && op.receives()) {
-        if (tells) {
+        if (notifies) {
             if (params.combine.waits != nullptr) {
                 time_ranks(common, op.nodes, op.epoch, op.here().fingerprint(0), params.combine.waits);
             }

@@ -1,4 +1,4 @@
-// Rank-major low-latency combine over several nodes: as rank_combine.cu within each, and between them as combine.cu.
+// Rank-major low-latency combine over several nodes: like rank_combine.cu within nodes, like combine.cu between them.
 
 #include "../base/entry.cuh"
 #include "../layout/rank_major.cuh"
@@ -8,9 +8,9 @@ namespace nccl_ep::ll_rank_combine_nodes_impl {
 
 using namespace ll_combine_impl;
 
-// One warp sends some chunks. The row is checked: the handle's memory is undefined if its dispatch has not run.
+// One warp sends a unit. The row is checked, as the handle's memory is undefined if no dispatch has run.
 template <typename Op>
-__device__ void send_unit(const Block<Op>& block, const UnitOfAll& outgoing) {
+__device__ void send_unit(const Block<Op>& block, const WorkUnit& outgoing) {
     const Op& op = block.op;
     const uint32_t home = outgoing.rank;
     const uint32_t row = static_cast<uint32_t>(op.rows_of(home, outgoing.token)[0]);
@@ -34,7 +34,7 @@ __device__ __forceinline__ void run(const LlCombineNodesParams& params) {
     using Op = CombineOperation<SeveralNodes<TwoSided>, FewTokens, false, RankMajor>;
     ll_combine_impl::run<Type, Op>(
         params.combine, SeveralNodes<TwoSided>{params.nodes, true}, [](const Block<Op>&) {},
-        [](const Block<Op>& block, const UnitOfAll& outgoing) { send_unit(block, outgoing); });
+        [](const Block<Op>& block, const WorkUnit& outgoing) { send_unit(block, outgoing); });
 }
 
 ENTRY_BY_TYPE(ll_rank_combine_nodes, run<T>(params))

@@ -1,12 +1,12 @@
-// Rank-major low-latency dispatch: every row goes once to each rank that hosts one of its token's experts, and is
+// Rank-major low-latency dispatch: every row is sent once to each rank that hosts one of its token's experts, and
 // copied there to the next row of its source, with the token's ids and weights beside it.
 //
-// Rows travel as in ll_dispatch, through the same bank, and so does what is told of each entry: its local expert, and
-// instead of an index among the rows of the expert that among the rows from the source. A source tells one count, and
-// the weights to the ranks that get the token's row, in packets of their own. Grid, phases, nodes: as in dispatch.cu.
+// Rows and entries travel as in ll_dispatch, through the same bank, except that the index of an entry is that among the
+// rows from the source, not among those of the expert. A source sends each peer a single count, and sends weights, in
+// packets of their own, to the ranks that get the token's row. Grid, phases and nodes are as in dispatch.cu.
 //
-// At the end `out`, the ids and the weights hold what came, all ids of other rows are -1, `counter` has the rows from
-// each source, and the handle's memory what combine needs.
+// At the end `out`, the ids and the weights have what came, the ids of unused rows are -1, `counter` has the rows from
+// each source, and the handle's memory what a combine needs.
 
 #include "../base/entry.cuh"
 #include "dispatch_run.cuh"
@@ -19,16 +19,16 @@ using namespace ll_dispatch_impl;
 template <typename Nodes, typename Rows>
 __device__ __forceinline__ void run(const LlRankDispatchParams& params, const Nodes& nodes, const Rows& rows) {
     using Op = DispatchOperation<Nodes, Rows, RankMajor>;
-    const LlBeside& beside = params.beside;
+    const LlTopk& topk = params.topk;
     ll_dispatch_impl::run<Op>(
         params.dispatch, nodes, rows,
-        [&](const Block<Op>& block, const typename Op::Source& source, const BlockOf& part) {
-            notify_by_rank(block, beside, source, part, [] { return true; });
+        [&](const Block<Op>& block, const typename Op::Source& source, const SourceShare& part) {
+            notify_by_rank(block, topk, source, part, [] { return true; });
         },
         [&](const Block<Op>& block) {
-            hear_all(block, beside);
-            receive_rows(block, [&](const UnitOfAll& unit, Late& late) {
-                return receive_chunk(block, beside, unit, late, [&](auto&&... what) {
+            receive_counts_and_clear(block, topk);
+            receive_rows(block, [&](const WorkUnit& unit, LateWait& late) {
+                return receive_chunk(block, topk, unit, late, [&](auto&&... what) {
                     return receive(block, unit, what...);
                 });
             });

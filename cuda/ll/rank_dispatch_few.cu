@@ -1,5 +1,5 @@
-// Rank-major low-latency dispatch of few tokens (dispatch_few.cuh): what it does is in rank_dispatch.cu. An entry tells
-// the row's place among those of its source, so receivers need no counts.
+// Rank-major low-latency dispatch of few tokens: the result of rank_dispatch.cu, with the grid of dispatch_few.cuh. An
+// entry has the row's index among those of its source, so receivers need no counts.
 
 #include "../base/entry.cuh"
 #include "dispatch_few.cuh"
@@ -9,25 +9,25 @@ namespace nccl_ep::ll_rank_dispatch_few_impl {
 
 using namespace ll_dispatch_impl;
 
-// Blocks that hear also mark the rows that hold nothing.
+// Blocks that receive counts also store "no expert" as the ids of unused rows.
 template <typename Op>
-__device__ __forceinline__ void hear(const Block<Op>& block, const LlBeside& beside) {
-    hear_sources_by_rank(block);
-    clear_ids(block, beside, 1 + block.params.serve_blocks);
+__device__ __forceinline__ void receive_counts(const Block<Op>& block, const LlTopk& topk) {
+    receive_counts_by_rank(block);
+    clear_ids(block, topk, 1 + block.params.serve_blocks);
 }
 
 template <typename Rows>
 __device__ __forceinline__ void run(const LlRankDispatchParams& params, const Rows& rows) {
     using Op = DispatchOperation<WholeOnOneNode, Rows, RankMajor>;
-    const LlBeside& beside = params.beside;
+    const LlTopk& topk = params.topk;
     run_few<Op>(
         params.dispatch, rows,
-        [&](const Block<Op>& block, const BlockOf& part, auto begin) {
-            notify_by_rank(block, beside, block.source(0), part, begin);
+        [&](const Block<Op>& block, const SourceShare& part, auto begin) {
+            notify_by_rank(block, topk, block.source(0), part, begin);
         },
-        [&](const Block<Op>& block) { hear(block, beside); },
-        [&](const Block<Op>& block, const UnitOfAll& unit, Late& late) {
-            return receive_chunk(block, beside, unit, late, [&](auto&&... what) {
+        [&](const Block<Op>& block) { receive_counts(block, topk); },
+        [&](const Block<Op>& block, const WorkUnit& unit, LateWait& late) {
+            return receive_chunk(block, topk, unit, late, [&](auto&&... what) {
                 return receive_with_tokens(block, unit, what...);
             });
         });

@@ -1,20 +1,20 @@
-// Rank-major low-latency dispatch into a view: rows stay where they arrive (view.cuh), so receivers only wait for
-// them.
+// Rank-major low-latency dispatch into a view: rows stay where they arrive (view.cuh), so receivers only wait for them.
+// For whole operations on one node.
 //
-// What is told beside rows, and what is left for the combine, is as in rank_dispatch.cu. Grid: any number of blocks
-// that fit on the GPU at once. A block takes some chunks of a token's row, sends them to each rank that hosts one of
-// the token's experts, then waits for the chunks with the same numbers from each source; its last warp does the same
-// with the token's ids and weights. Only whole operations on one node.
+// Everything beside rows is sent and stored as in rank_dispatch.cu. Grid: any number of blocks that fit on the GPU at
+// once. A block takes some chunks of a token's row, sends them to each rank that hosts one of the token's experts, then
+// waits for the chunks with the same numbers from each source; its last warp does the same with the token's ids and
+// weights.
 //
-// At the end the bank holds what came, all else is as after rank_dispatch.cu. Rows that nothing came for hold
-// anything.
+// At the end the bank has what came, and everything else is as after rank_dispatch.cu. Unused rows are undefined.
 
 #include "../base/entry.cuh"
 #include "view_receive.cuh"
 
 namespace nccl_ep::ll_rank_dispatch_view_impl {
 
-// The first block's last warp tells the peers what comes; the fingerprint only later, if this rank's bank is not clean.
+// The first block's last warp sends the counts; and the fingerprint, if this rank's bank is clean, else clean_bank
+// does.
 template <typename Rows>
 __device__ __forceinline__ void notify_counts(const Block& block) {
     const Op& op = block.op;
@@ -38,7 +38,7 @@ __device__ __forceinline__ void notify_counts(const Block& block) {
     }
 }
 
-// What a block sends of a token, loaded before it is known where it goes: a lane's part of a chunk, or an entry.
+// What a lane sends of a token, loaded before it is known where the token goes: its part of a chunk, or an entry.
 template <typename Rows>
 struct Outgoing {
     typename Rows::Fetched fetched;
@@ -54,12 +54,12 @@ struct Outgoing {
         } else if (is_last_warp() && lane_idx() < block.shape.top_k) {
             const uint32_t entry = unit.row * block.shape.top_k + lane_idx();
             id = __ldg(reinterpret_cast<const long long*>(block.dispatch.topk_idx) + entry);
-            weight = block.params.dispatch.beside.weights[entry];
+            weight = block.params.dispatch.topk.weights[entry];
         }
     }
 };
 
-// A warp sends its chunk to the ranks that the token goes to, this one last.
+// A warp sends its chunk to the ranks to which the token goes, this rank last.
 template <typename Rows>
 __device__ __forceinline__ void send_chunk(const Block& block, const Rows& rows, const ViewUnit& unit,
                                            const Outgoing<Rows>& outgoing) {
@@ -70,13 +70,13 @@ __device__ __forceinline__ void send_chunk(const Block& block, const Rows& rows,
     const bool with_sentinel = any_lane(chunk.holds() && has_sentinel(vec));
 #pragma unroll 1
     for (uint32_t number = 1; number <= op.peers(); ++number) {
-        const uint32_t peer = turned(op, number);
+        const uint32_t peer = rank_after(op, number);
         if (!block.goes_to(peer) || !is_active(op.common.peers, peer)) {
             continue;
         }
         const uint32_t row = op.rank() * block.shape.max_tokens + block.shared.before[peer];
         const Remote<uint8_t> to = window_of(block.params.banks, peer) + view_row(block.shape, row);
-        // Nobody polls own rows.
+        // Own rows need no flag, as nobody polls them.
         send_chunk_to(op, peer, to, row, chunk, vec, with_sentinel && peer != op.rank());
         if constexpr (Rows::kScaled) {
             scales.put(block, rows, peer, row);
@@ -84,8 +84,8 @@ __device__ __forceinline__ void send_chunk(const Block& block, const Rows& rows,
     }
 }
 
-// The last warp tells every peer of the token's entries, with their weights if its row goes there. Each entry then has
-// the row's index; those of other ranks' experts have it beside an invalid expert.
+// The last warp sends every peer the token's entries, and their weights if the token's row goes there. Then each entry
+// has the row's index, beside an invalid expert if the expert is on another rank.
 template <typename Rows>
 __device__ __forceinline__ void send_entries(const Block& block, uint32_t token, const Outgoing<Rows>& outgoing) {
     const Op& op = block.op;
@@ -118,26 +118,26 @@ __device__ __forceinline__ void send_entries(const Block& block, uint32_t token,
     }
 }
 
-// As Operation::begin, of a whole operation.
-__device__ __forceinline__ void begin(Op& op, const Start& start) {
+// As Operation::begin, for whole operations only.
+__device__ __forceinline__ void begin(Op& op, const StartState& start) {
     op.epoch_before = start.epoch;
     op.epoch = epoch_after(start.epoch);
     op.bank = op.bank_of_channel(LL_WHOLE_CHANNEL, op.epoch);
 }
 
-// The last warp finds what the operation begins with, and what the peers have told.
-__device__ __forceinline__ void look_around(const Block& block) {
+// The last warp loads the state with which the operation begins, and which of the peers' banks are clean.
+__device__ __forceinline__ void load_start_state(const Block& block) {
     Op op(block.op);
-    // All loads are under way together, but for those of peers beyond a warp's lanes.
+    // All loads are in flight together, except those for peers beyond a warp's lanes.
     CleanWords words;
     words.load(op, min(lane_idx(), op.peers() - 1));
-    Start start;
+    StartState start;
     uint32_t owner[LL_VIEW_BANKS];
     start.load(op.common);
     load_owners(block.view, owner);
     const uint32_t row_bytes = ld_relaxed_gpu(&block.view.state->row_bytes[block.view.bank]);
     const uint32_t scale_bytes = ld_relaxed_gpu(&block.view.state->scale_bytes[block.view.bank]);
-    const bool lie_otherwise =
+    const bool lengths_differ =
         row_bytes != 0 && (row_bytes != block.shape.row_bytes || scale_bytes != block.view.scale_bytes);
     begin(op, start);
     bool is_unknown = false;
@@ -146,7 +146,7 @@ __device__ __forceinline__ void look_around(const Block& block) {
         if (peer >= kWarpSize) {
             words.load(op, peer);
         }
-        is_unknown |= is_active(op.common.peers, peer) && !words.told(op, block.view.bank);
+        is_unknown |= is_active(op.common.peers, peer) && !words.says_clean(op, block.view.bank);
     }
     is_unknown = any_lane(is_unknown);
     if (lane_idx() == 0) {
@@ -154,7 +154,7 @@ __device__ __forceinline__ void look_around(const Block& block) {
         block.shared.is_unknown = is_unknown;
 #pragma unroll
         for (uint32_t bank = 0; bank < LL_VIEW_BANKS; ++bank) {
-            block.shared.owner[bank] = lie_otherwise && bank == block.view.bank ? kOtherRows : owner[bank];
+            block.shared.owner[bank] = lengths_differ && bank == block.view.bank ? kOtherLengths : owner[bank];
         }
     }
 }
@@ -176,7 +176,7 @@ __device__ __forceinline__ bool send_all(const Block& block, const Rows& rows, O
         if (!is_last_warp()) {
             count_tokens(block, unit.row);
         } else if (begins) {
-            look_around(block);
+            load_start_state(block);
         }
         __syncthreads();
         if (begins) {
@@ -197,7 +197,7 @@ __device__ __forceinline__ bool send_all(const Block& block, const Rows& rows, O
         if (unit.row < tokens && block.moves_rows()) {
             send_chunk(block, rows, unit, outgoing);
         } else if (unit.row < tokens && is_last_warp()) {
-            // The first block tells the counts meanwhile.
+            // By a block other than the first, which sends the counts meanwhile.
             if (unit.part == min(1u, block.view.parts - 1)) {
                 send_entries(block, unit.row, outgoing);
             }
@@ -206,13 +206,13 @@ __device__ __forceinline__ bool send_all(const Block& block, const Rows& rows, O
         if (unit.row >= tokens) {
             return true;
         }
-        __syncthreads();  // counts are done with
+        __syncthreads();  // all threads have read the counts
     }
 }
 
-// Records what the next operations find. Not before all blocks have begun: one that found the new length of rows, but
-// not yet that of their scales, would clean the wrong places.
-__device__ __forceinline__ void own_bank(const Block& block) {
+// Records the bank's owner and its rows' lengths for later operations. Only once all blocks have begun: a block that
+// found the new length of rows but the old one of scales would clean the wrong places.
+__device__ __forceinline__ void record_bank(const Block& block) {
     const LlView& view = block.view;
     set_owner(view, block.op.epoch);
     *filled_by(block.op.common, block.op.ranks()) = block.op.epoch;
@@ -228,7 +228,7 @@ __device__ __forceinline__ void run(const LlRankDispatchViewParams& params, cons
     Op op(common, OneNode{common.peers});
     const Block block = {params, op, shared};
     if (threadIdx.x < op.ranks()) {
-        shared.rows_from[threadIdx.x] = kUnheard;
+        shared.rows_from[threadIdx.x] = kUnknownRows;
     }
     if (threadIdx.x == 0) {
         shared.late.awaited = 0;
@@ -240,7 +240,7 @@ __device__ __forceinline__ void run(const LlRankDispatchViewParams& params, cons
     }
     report_late(op, shared.late);
     if (advance(op, counted) && goes_on) {
-        own_bank(block);
+        record_bank(block);
     }
 }
 

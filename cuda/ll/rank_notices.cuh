@@ -1,5 +1,5 @@
-// What a rank-major dispatch tells the peers beside rows: how many come from here, which of them each token's is, and
-// its weights.
+// The notifications of a rank-major dispatch, beside its rows: how many rows a peer gets from this rank, which index
+// each token's row has among them, and the token's weights.
 #pragma once
 
 #include "../layout/rank_major.cuh"
@@ -7,13 +7,13 @@
 
 namespace nccl_ep::ll_dispatch_impl {
 
-// Tokens that a warp looks at together, a lane for each entry.
+// How a warp handles several tokens at once, with a lane for each entry.
 template <typename Op>
 struct TokensAtOnce {
-    // How many.
+    // Number of tokens at once.
     uint32_t tokens;
-    // This lane's: which of them, and its k.
-    Divided at;
+    // This lane's token, as the quotient, and its k, as the remainder.
+    DivMod at;
 
     __device__ explicit TokensAtOnce(const LlShape& shape)
         : tokens(kWarpSize / shape.top_k), at(divide(lane_idx(), shape.top_k, shape.top_k_reciprocal)) {}
@@ -22,33 +22,33 @@ struct TokensAtOnce {
         const LaneMask first = {~uint32_t{0} >> (kWarpSize - shape.top_k)};
         return {first.bits << (at.quotient * shape.top_k)};
     }
-    // Whether this lane has an entry of the tokens from `first` on and before `last`.
+    // Whether this lane has an entry, if the tokens are those from `first` on, below `last`.
     __device__ bool has_entry(uint32_t first, uint32_t last) const {
         return at.quotient < tokens && first + at.quotient < last;
     }
-    // The lanes whose entries have the token and the peer of this one's; of this one alone if that is negative.
+    // The lanes whose entries have this lane's token and its peer; if that is negative, only this lane.
     __device__ LaneMask same(const Op& op, int32_t peer) const {
         const uint32_t nothing = ~lane_idx();
         return match(peer < 0 ? nothing : at.quotient * op.peers() + peer);
     }
 };
 
-// The expert of this lane's entry, of the tokens of a source from `first` on.
+// The expert of this lane's entry, if the warp handles the tokens from `first` on.
 template <typename Op>
 __device__ __forceinline__ int32_t expert_of_lane(const Block<Op>& block, const typename Op::Source& source,
                                                   uint32_t first, bool has_entry) {
     return has_entry ? expert_of_entry(block, source, first * block.shape.top_k + lane_idx()) : kNowhere;
 }
 
-// The weight of this lane's entry, likewise.
+// The weight of that entry.
 template <typename Op>
 __device__ __forceinline__ float weight_of_lane(const Block<Op>& block, const float* weights, uint32_t first,
                                                 bool has_entry) {
     return has_entry ? weights[first * block.shape.top_k + lane_idx()] : 0.0f;
 }
 
-// Counts the tokens that go to each peer: those before `first` in `before` and, in blocks that notify a peer of its
-// count, all in `all`. `begin` is as that of send_all.
+// Counts the tokens that go to each peer: those before `first` into `before` and, in blocks that notify a peer of its
+// count, all of them into `all`. `begin` is that of send_all.
 template <typename Op, typename Begin>
 __device__ __forceinline__ bool count_tokens(const Block<Op>& block, const typename Op::Source& source, uint32_t first,
                                              uint32_t* before, uint32_t* all, Begin begin) {
@@ -81,15 +81,15 @@ __device__ __forceinline__ bool count_tokens(const Block<Op>& block, const typen
     return true;
 }
 
-// Notifies the peers that are this block's of how many rows come from the source.
+// Sends this block's share of the peers the number of rows that come from the source.
 template <typename Op>
-__device__ void notify_counts_of_rows(const Block<Op>& block, const typename Op::Source& source, const BlockOf& part,
-                                      const uint32_t* all) {
+__device__ void notify_row_counts(const Block<Op>& block, const typename Op::Source& source, const SourceShare& part,
+                                  const uint32_t* all) {
     const Op& op = block.op;
     const uint32_t local = block.shape.local_experts;
 #pragma unroll 1
     for (uint32_t peer = part.index; peer < op.peers(); peer += part.blocks) {
-        // The count, and from number `local` on the words that all layouts have.
+        // Word 0 is the count; the words from `local` on are the same for all layouts.
         const uint32_t word = threadIdx.x == 0 ? 0 : local + threadIdx.x - 1;
         if (!is_active(op.common.peers, peer) || word >= words_of_counts(block)) {
             continue;
@@ -101,13 +101,13 @@ __device__ void notify_counts_of_rows(const Block<Op>& block, const typename Op:
     }
 }
 
-// Stores entry `at` of the ids: a local expert, or kNowhere.
-__device__ __forceinline__ void store_id(const LlBeside& beside, uint64_t at, int32_t expert) {
-    const int32_t id = expert < 0 ? kNowhere : expert + static_cast<int32_t>(beside.first_id);
-    if (beside.has_narrow_ids != 0) {
-        static_cast<int32_t*>(beside.out_ids)[at] = id;
+// Stores the id of a local expert, or of none for kNowhere, as number `at` of the received ids.
+__device__ __forceinline__ void store_id(const LlTopk& topk, uint64_t at, int32_t expert) {
+    const int32_t id = expert < 0 ? kNowhere : expert + static_cast<int32_t>(topk.first_id);
+    if (topk.has_narrow_ids != 0) {
+        static_cast<int32_t*>(topk.out_ids)[at] = id;
     } else {
-        static_cast<int64_t*>(beside.out_ids)[at] = id;
+        static_cast<int64_t*>(topk.out_ids)[at] = id;
     }
 }
 
@@ -116,17 +116,17 @@ struct TokenRange {
     uint32_t last;
 };
 
-// What a lane tells of its entry.
+// What a lane notifies the peers of: its entry.
 struct Notice {
     uint32_t token;
     uint32_t k;
-    // The peer that hosts its expert, negative if none does, and what that is told.
+    // The peer that hosts its expert, negative if none does, and the word for that peer.
     int32_t host;
     EntryWord word;
     float weight;
 };
 
-// Every peer hears of an entry, and its weight if the token's row goes there. `lanes` are those of the token; all
+// Sends every peer an entry and, if the token's row goes there, the entry's weight. `lanes` are those of the token. All
 // lanes of the warp call it, those without an entry with no `lanes`.
 template <typename Op>
 __device__ __forceinline__ void notify_peers(const Op& op, uint32_t source, const Notice& notice, LaneMask lanes) {
@@ -147,8 +147,8 @@ __device__ __forceinline__ void notify_peers(const Op& op, uint32_t source, cons
     }
 }
 
-// One warp walks the tokens of `range` in order; `before` holds how many before them go to each peer, and afterwards
-// these, too. `weight` is that of this lane's first entry, loaded ahead.
+// One warp notifies the peers of the tokens in `range`, in order. `before` counts the earlier tokens that go to each
+// peer, and afterwards these as well. `weight`, loaded ahead, is that of this lane's first entry.
 template <typename Op>
 __device__ __forceinline__ void notify_tokens(const Block<Op>& block, const typename Op::Source& source,
                                               const TokenRange& range, const float* weights, float weight,
@@ -186,27 +186,28 @@ __device__ __forceinline__ void notify_tokens(const Block<Op>& block, const type
     }
 }
 
-// The weights of a source's tokens: the caller's, or behind the ids of its message.
+// The weights of a source's tokens: the caller's, or those behind the ids in the source's message.
 template <typename Op>
-__device__ __forceinline__ const float* weights_of(const Block<Op>& block, const LlBeside& beside,
+__device__ __forceinline__ const float* weights_of(const Block<Op>& block, const LlTopk& topk,
                                                    const typename Op::Source& source) {
     if constexpr (Op::kSeveral) {
         if (source.number() != 0) {
             return reinterpret_cast<const float*>(source.ids() + uint64_t{source.tokens()} * block.shape.top_k);
         }
     }
-    return beside.weights;
+    return topk.weights;
 }
 
-// Notifies the peers of a part of a source's tokens; the first blocks also notify them of the counts. `begin` is as
-// that of send_all.
+// Notifies the peers of this block's share of a source's tokens; the first blocks also send the counts. `begin` is that
+// of send_all.
 template <typename Op, typename Begin>
-__device__ __forceinline__ void notify_by_rank(const Block<Op>& block, const LlBeside& beside,
-                                               const typename Op::Source& source, const BlockOf& part, Begin begin) {
+__device__ __forceinline__ void notify_by_rank(const Block<Op>& block, const LlTopk& topk,
+                                               const typename Op::Source& source, const SourceShare& part,
+                                               Begin begin) {
     const uint32_t tokens = source.tokens();
     const uint32_t per_block = (tokens + part.blocks - 1) / part.blocks;
     const TokenRange range = {min(per_block * part.index, tokens), min(per_block * (part.index + 1), tokens)};
-    const float* weights = weights_of(block, beside, source);
+    const float* weights = weights_of(block, topk, source);
     const bool has_entry = TokensAtOnce<Op>(block.shape).has_entry(range.first, range.last);
     const float weight = weight_of_lane(block, weights, range.first, has_entry);
     uint32_t* before = block.per_expert;
@@ -216,7 +217,7 @@ __device__ __forceinline__ void notify_by_rank(const Block<Op>& block, const LlB
     }
     __syncthreads();
     if (all != nullptr) {
-        notify_counts_of_rows(block, source, part, all);
+        notify_row_counts(block, source, part, all);
     }
     if (block.warp == 0) {
         notify_tokens(block, source, range, weights, weight, before);

@@ -1,4 +1,4 @@
-// What a rank-major dispatch adds to the message of pack.cu: the weights, behind the ids.
+// Packs what a rank-major dispatch adds to the message of pack.cu: the weights, behind the ids.
 
 #include "../base/entry.cuh"
 #include "protocol.cuh"

@@ -1,4 +1,4 @@
-// A weighted sum of rows, chunk by chunk, in the lanes of a warp.
+// The weighted sum of rows that a warp computes, chunk by chunk.
 #pragma once
 
 #include "../base/numeric.cuh"
@@ -6,7 +6,7 @@
 
 namespace nccl_ep {
 
-// Of kChunks chunks.
+// This lane's part of the sum of kChunks chunks.
 template <typename Type, uint32_t kChunks>
 struct Sum {
     float value[kChunks][Type::kPerVec];

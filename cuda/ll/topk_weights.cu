@@ -1,5 +1,5 @@
-// What a combine sends to the ranks that forward for this one on other nodes before all else: with which weight each
-// entry of this rank's tokens takes part. A warp per token.
+// Packs the first message of a combine to this rank's rail peers: the weight with which each entry of this rank's
+// tokens takes part. One warp per token.
 
 #include "../base/entry.cuh"
 #include "topk_weights.cuh"
@@ -19,7 +19,7 @@ __device__ void run(const LlTopkWeightsParams& params) {
     const uint32_t top_k = common.shape.top_k;
     for (uint32_t token = blockIdx.x * num_warps() + warp_idx(); token < common.shape.tokens;
          token += gridDim.x * num_warps()) {
-        TopkWords words;
+        TopkLoads words;
         words.load(combine, token);
         const TopkWeight topk = make_topk_weight(op, words);
         if (lane_idx() < top_k) {

@@ -1,25 +1,25 @@
-// With which weight each entry of a token takes part in its combine.
+// Finds the weight with which each dispatched entry of a token takes part in a combine.
 //
-// A combine reads the ids again: the caller may have masked some since the dispatch, or reordered a
-// token's pairs of id and weight. Entry k of the combine means the dispatched entry with the same id: the
-// first k with an id the first entry with it, the second the second, and any further ones the last. Where
-// several mean one entry, their weights are added, k ascending.
+// A combine reads the ids again: since the dispatch the caller may have masked some, or reordered a token's pairs of id
+// and weight. Entry k of the combine means the dispatched entry with the same id. Of repeated ids the first means the
+// first entry with that id, the second the second, and any further ones the last. If several mean the same entry, their
+// weights are added, k ascending.
 #pragma once
 
 #include "protocol.cuh"
 
 namespace nccl_ep {
 
-// Instead of a weight: the entry is masked. A NaN that neither arithmetic nor the caller yields (given_weight).
+// In place of a weight: the entry is masked. A NaN that no arithmetic yields, nor a caller's weight (caller_weight).
 constexpr uint32_t kMasked = 0x7fedcba9u;
 
-// One dispatched entry of a token, a lane each.
+// How a dispatched entry takes part in a combine; each lane has one entry of a token.
 struct TopkWeight {
-    // Who has its row, or kNowhere.
+    // The expert that has its row, or kNowhere.
     int32_t expert;
-    // What its row is multiplied by; is_masked for none.
+    // The factor of its row; is_masked() if it takes no part.
     float weight;
-    // Its position in the order of the combine's ids, different in all lanes.
+    // Its position in the order of the combine's ids; all lanes differ.
     uint32_t order;
 };
 
@@ -27,13 +27,13 @@ __device__ __forceinline__ bool is_masked(float weight) {
     return __float_as_uint(weight) == kMasked;
 }
 
-// A weight of the caller's, changed if it looks like that of a masked entry.
-__device__ __forceinline__ float given_weight(float weight) {
+// A caller's weight, with another NaN in place of kMasked.
+__device__ __forceinline__ float caller_weight(float weight) {
     return is_masked(weight) ? __uint_as_float(kMasked ^ 1u) : weight;
 }
 
-// How each lane's dispatched entry takes part in a combine with other ids; `now` and `weight` are those of the
-// combine's entry lane_idx(). Not inlined, as it is seldom done.
+// The TopkWeight of each lane's dispatched entry if the combine has other ids; `now` and `weight` are the expert and
+// the weight of the combine's entry lane_idx(). Not inlined, as it seldom runs.
 __device__ __noinline__ static TopkWeight match_entries(int32_t expert, uint32_t top_k, int32_t now, float weight) {
     TopkWeight topk = {expert, __uint_as_float(kMasked), top_k + lane_idx()};
     const LaneMask same = match(expert);
@@ -57,13 +57,13 @@ __device__ __noinline__ static TopkWeight match_entries(int32_t expert, uint32_t
     return topk;
 }
 
-// The loads for a top-k weight. Nothing uses them yet, so that other loads can follow at once.
-struct TopkWords {
+// The words that a TopkWeight is made of, loaded ahead so that other loads can follow at once.
+struct TopkLoads {
     int32_t sent;
     int64_t now;
     float weight;
 
-    // Of this lane's entry of `token` of this rank.
+    // Loads those of this lane's entry of this rank's token `token`.
     __device__ __forceinline__ void load(const LlCombineParams& params, uint32_t token) {
         const uint32_t top_k = params.common.shape.top_k;
         const uint32_t entry = token * top_k + lane_idx();
@@ -74,31 +74,31 @@ struct TopkWords {
             return;
         }
         sent = params.common.handle.expert_of[entry];
-        if (params.weights != nullptr) {  // else what is received is thrown away, or has no weights (rank-major)
+        if (params.weights != nullptr) {  // else the output is discarded, or rank-major rows have no weights
             now = __ldg(reinterpret_cast<const long long*>(params.topk_idx) + entry);
             weight = params.weights[entry];
         }
     }
 };
 
-// The expert of an entry as it was dispatched, or kNowhere. Checked, as the handle's memory is undefined if its
-// dispatch has not run.
+// The expert to which an entry was dispatched, or kNowhere. Checked, as the handle's memory is undefined if no dispatch
+// has run.
 template <typename Op>
 __device__ __forceinline__ int32_t dispatched_expert(const Op& op, int32_t sent) {
     return expert_of_id(sent, int64_t{op.ranks()} * op.common.shape.local_experts);
 }
 
 template <typename Op>
-__device__ __forceinline__ TopkWeight make_topk_weight(const Op& op, const TopkWords& words) {
+__device__ __forceinline__ TopkWeight make_topk_weight(const Op& op, const TopkLoads& words) {
     const int32_t expert = dispatched_expert(op, words.sent);
     const int32_t now =
         expert_of_id(words.now, int64_t{op.ranks()} * op.common.shape.local_experts);
-    const float weight = given_weight(words.weight);
+    const float weight = caller_weight(words.weight);
     return any_lane(now != expert) ? match_entries(expert, op.common.shape.top_k, now, weight)
                                    : TopkWeight{expert, weight, lane_idx()};
 }
 
-// The same of source `number`, another rank: its own top-k weights came over the network.
+// The TopkWeight of an entry of source `number`, another rank: its weights came over the network.
 template <typename Op>
 __device__ __forceinline__ TopkWeight topk_weight_of_source(const Op& op, uint32_t number, uint32_t token) {
     const LlShape& shape = op.common.shape;
@@ -111,7 +111,7 @@ __device__ __forceinline__ TopkWeight topk_weight_of_source(const Op& op, uint32
     return {expert, weights[token * shape.top_k + lane_idx()], lane_idx()};
 }
 
-// The lane whose entry comes at position lane_idx() when lanes are sorted by `order`.
+// The lane that comes at position lane_idx() when lanes are sorted by `order`.
 __device__ __noinline__ static uint32_t lane_in_order(uint32_t order) {
     uint32_t position = 0;
     uint32_t from = lane_idx();

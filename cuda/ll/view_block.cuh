@@ -1,5 +1,5 @@
-// What a block of a dispatch into a view sees: how many of this rank's tokens go to each peer, and whether the peers'
-// banks are clean (view.cuh).
+// The context of a dispatch into a view, and what its blocks must find out first: how many of this rank's tokens go to
+// each peer, and whether the peers' banks are clean (view.cuh).
 #pragma once
 
 #include "view.cuh"
@@ -8,26 +8,26 @@ namespace nccl_ep::ll_rank_dispatch_view_impl {
 
 using Op = Operation<OneNode>;
 
-// Ranks whose bits are together in a word.
+// Ranks per word of a bit set.
 constexpr uint32_t kRanksOfWord = 8 * sizeof(uint32_t);
-// Ids of a token that are loaded together.
+// Ids of a token whose loads are in flight together.
 constexpr uint32_t kIdsAtOnce = 8;
 
-// Instead of how many rows come from a source: it is not known yet.
-constexpr uint32_t kUnheard = ~uint32_t{0};
+// In place of the number of rows from a source: not known yet.
+constexpr uint32_t kUnknownRows = ~uint32_t{0};
 
 struct SharedStorage {
-    Start start;
+    StartState start;
     uint32_t owner[LL_VIEW_BANKS];
     // Whether the bank of some peer may not be clean.
     uint32_t is_unknown;
-    LateOfBlock late;
-    // Ranks to which the block's token goes.
+    LateWaitOfBlock late;
+    // The set of ranks to which the block's token goes.
     uint32_t goes_to[(MAX_PEERS + kRanksOfWord - 1) / kRanksOfWord];
-    // By rank: this rank's tokens that go there, those before the block's token and, in the first block, all.
+    // By rank: how many of this rank's tokens go there; those before the block's token and, in the first block, all.
     uint32_t before[MAX_PEERS];
     uint32_t all[MAX_PEERS];
-    // By source: rows that come from there.
+    // By source: how many rows come from it.
     uint32_t rows_from[MAX_PEERS];
 };
 
@@ -43,20 +43,20 @@ struct Block {
 
     __device__ bool is_first() const { return blockIdx.x == 0; }
     __device__ bool moves_rows() const { return warp_idx() < view.warps; }
-    // How many packets after that of an entry the one of its weight comes.
+    // The distance, in packets, from an entry to its weight.
     __device__ uint64_t weights_behind() const { return uint64_t{op.ranks() * shape.max_tokens} * LL_MAX_TOP_K; }
     __device__ bool goes_to(uint32_t rank) const {
         return (shared.goes_to[rank / kRanksOfWord] >> rank % kRanksOfWord & 1) != 0;
     }
 };
 
-// The rank that is `number` further on.
-__device__ __forceinline__ uint32_t turned(const Op& op, uint32_t number) {
+// The rank `number` places after this one, wrapping around.
+__device__ __forceinline__ uint32_t rank_after(const Op& op, uint32_t number) {
     const uint32_t rank = op.rank() + number;
     return rank - (rank < op.peers() ? 0 : op.peers());
 }
 
-// The ranks from `base` on that host experts of a token of this rank.
+// The set of ranks from `base` on that host experts of a token of this rank.
 __device__ __forceinline__ uint32_t hosts_of(const Block& block, uint32_t token, uint32_t base) {
     const LlShape& shape = block.shape;
     const uint32_t first = base * shape.local_experts;
@@ -84,8 +84,8 @@ __device__ __forceinline__ uint32_t hosts_of(const Block& block, uint32_t token,
     return hosts;
 }
 
-// All warps but the last count this rank's tokens by the ranks that they go to, and find those of `token`. Counts are 0
-// before. Only the first block counts tokens behind it.
+// All warps but the last count this rank's tokens by rank, and find the ranks of `token`. Counts must be 0 before. Only
+// the first block also counts the tokens after `token`.
 __device__ __forceinline__ void count_tokens(const Block& block, uint32_t token) {
     const uint32_t ranks = block.op.ranks();
     const uint32_t tokens = block.is_first() ? block.shape.tokens : min(token + 1, block.shape.tokens);
@@ -97,7 +97,7 @@ __device__ __forceinline__ void count_tokens(const Block& block, uint32_t token)
             if (i == token) {
                 block.shared.goes_to[base / kRanksOfWord] = hosts;
             }
-            // A lane for each rank.
+            // Each lane gets the tokens of one rank.
             LaneMask going;
 #pragma unroll 1
             for (uint32_t rank = 0; rank < min(ranks - base, kRanksOfWord); ++rank) {
@@ -115,7 +115,8 @@ __device__ __forceinline__ void count_tokens(const Block& block, uint32_t token)
 
 // ---- Whether peers' banks are clean -------------------------------------------------------------
 
-// What `peer` has told in the banks of both parities, loaded before it is known which was the last operation's.
+// The packets with a peer's clean_word in the banks of both parities; loaded before it is known which of them is the
+// last operation's.
 struct CleanWords {
     uint64_t packet[2];
 
@@ -127,27 +128,27 @@ struct CleanWords {
             packet[parity] = ld_relaxed_sys(bank.counts(peer));
         }
     }
-    // Whether the operation before told that the bank is clean.
-    __device__ __forceinline__ bool told(const Op& op, uint32_t bank) const {
+    // Whether the peer told in the previous operation that its bank `bank` is clean.
+    __device__ __forceinline__ bool says_clean(const Op& op, uint32_t bank) const {
         const uint64_t before = (op.epoch_before & 1) != 0 ? packet[1] : packet[0];
         return packet_epoch(before) == op.epoch_before && (packet_data(before) >> (kCleanShift + bank) & 1) != 0;
     }
 };
 
-// Cleans the bank of an earlier dispatch's rows, which have lengths of their own; the last block tells the peers. All
-// threads call it.
+// Cleans this rank's bank of an earlier dispatch's rows, whose lengths may differ; the last block then sends the
+// fingerprint to the peers. All threads call it.
 __device__ __forceinline__ void clean_bank(const LlCommon& common, const LlView& view, uint32_t epoch) {
     Op op(common, OneNode{common.peers});
     op.resume(epoch);
     const uint32_t row_bytes = ld_relaxed_gpu(&view.state->row_bytes[view.bank]);
     const uint32_t scale_bytes = ld_relaxed_gpu(&view.state->scale_bytes[view.bank]);
-    // Where lengths differ, rows are polled where own rows lay, and rows of earlier dispatches are left anywhere.
-    const bool lie_otherwise = row_bytes != common.shape.row_bytes || scale_bytes != view.scale_bytes;
-    const uint64_t bytes = row_bytes + (lie_otherwise ? scale_bytes : 0);
+    // If lengths differ, own rows have to be cleaned as well, and earlier dispatches may have left rows anywhere.
+    const bool lengths_differ = row_bytes != common.shape.row_bytes || scale_bytes != view.scale_bytes;
+    const uint64_t bytes = row_bytes + (lengths_differ ? scale_bytes : 0);
 #pragma unroll 1
     for (uint32_t source = 0; source < op.ranks(); ++source) {
         const uint32_t others = source == op.rank() ? 0 : view.state->rows[view.bank][source];
-        const uint64_t used = (lie_otherwise ? common.shape.max_tokens : others) * bytes / sizeof(Vec16);
+        const uint64_t used = (lengths_differ ? common.shape.max_tokens : others) * bytes / sizeof(Vec16);
         Vec16* at = as<Vec16>(view.rows + source * common.shape.max_tokens * bytes);
 #pragma unroll 1
         for (uint64_t i = blockIdx.x * blockDim.x + threadIdx.x; i < used; i += gridDim.x * blockDim.x) {
@@ -162,24 +163,24 @@ __device__ __forceinline__ void clean_bank(const LlCommon& common, const LlView&
     }
 }
 
-// Instead of the owner of the operation's bank: its last rows had other lengths.
-constexpr uint32_t kOtherRows = ~uint32_t{0};
+// In place of the bank's owner: its last rows had other lengths.
+constexpr uint32_t kOtherLengths = ~uint32_t{0};
 
-// Waits until the peers' banks, and this rank's, are clean; cleans this one's if its bank is not. False if that was
-// given up. All threads call it.
-__device__ __forceinline__ bool wait_until_clean(const LlCommon& common, const LlView& view, LateOfBlock& late,
+// Waits until the banks of all ranks are clean, after cleaning this rank's if necessary; false if it gives up. All
+// threads call it.
+__device__ __forceinline__ bool wait_until_clean(const LlCommon& common, const LlView& view, LateWaitOfBlock& late,
                                                  uint32_t epoch, bool is_clean) {
     if (!is_clean) {
         clean_bank(common, view, epoch);
     }
     Op op(common, OneNode{common.peers});
     op.resume(epoch);
-    bool held = false;
+    bool gave_up = false;
     if (threadIdx.x < op.peers() && is_active(common.peers, threadIdx.x)) {
         const uint64_t* at = op.here().fingerprint(threadIdx.x);
-        held = !await(op, late, WAIT_BEGIN, threadIdx.x, [&] { return packet_epoch(ld_acquire_sys(at)) == epoch; });
+        gave_up = !await(op, late, WAIT_BEGIN, threadIdx.x, [&] { return packet_epoch(ld_acquire_sys(at)) == epoch; });
     }
-    return __syncthreads_or(held) == 0;
+    return __syncthreads_or(gave_up) == 0;
 }
 
 }  // namespace nccl_ep::ll_rank_dispatch_view_impl

@@ -1,4 +1,5 @@
-// The receiving half of a dispatch into a view: waits for rows, which stay, and takes what comes beside them.
+// The receiving half of a dispatch into a view: waits for rows, which stay in place, and stores ids, weights and
+// scales.
 #pragma once
 
 #include "rank_notices.cuh"
@@ -8,7 +9,7 @@ namespace nccl_ep::ll_rank_dispatch_view_impl {
 
 using ll_dispatch_impl::store_id;
 
-// Reports a `source` that runs another operation, or has other scales.
+// Waits for the fingerprint and scales word of `source`, and reports it if they differ from this rank's.
 template <typename Rows>
 __device__ __forceinline__ void check_source(const Block& block, uint32_t source) {
     const Op& op = block.op;
@@ -28,10 +29,10 @@ __device__ __forceinline__ void check_source(const Block& block, uint32_t source
     }
 }
 
-// The last warp hears from each source how many of its rows come, and how many tokens it has. The first block stores
-// that, the last one checks what the sources run.
+// The last warp waits for each source's number of rows and tokens. The first block stores them; the last block, which
+// has least to do, checks the sources.
 template <typename Rows>
-__device__ __forceinline__ void hear_sources(const Block& block) {
+__device__ __forceinline__ void receive_counts(const Block& block) {
     const Op& op = block.op;
     const uint32_t most = block.shape.max_tokens;
     if (block.is_first() && block.dispatch.waits != nullptr) {
@@ -43,7 +44,6 @@ __device__ __forceinline__ void hear_sources(const Block& block) {
         uint64_t rows = 0;
         uint64_t tokens = 0;
         if (is_active(op.common.peers, source)) {
-            // By the block that has least to do.
             if (blockIdx.x == gridDim.x - 1) {
                 check_source<Rows>(block, source);
             }
@@ -56,7 +56,7 @@ __device__ __forceinline__ void hear_sources(const Block& block) {
             rows = ok ? rows : 0;
             tokens = ok ? tokens : 0;
         }
-        // They become addresses.
+        // Bounded, as they become addresses.
         const uint32_t num_rows = min(packet_data(rows) & ((1u << kCleanShift) - 1), most);
         const uint32_t num_tokens = min(packet_data(tokens), most);
         atomicMin(&block.shared.rows_from[source], num_rows);
@@ -72,17 +72,17 @@ __device__ __forceinline__ void hear_sources(const Block& block) {
     sync_warp();
 }
 
-// Number `index` of the rows from a source.
+// Row `index` from a source, which may not exist.
 struct RowFrom {
-    const uint32_t* rows;  // how many there are
+    const uint32_t* rows;  // how many rows come from the source
     uint32_t source;
     uint32_t index;
 
-    __device__ bool is_known() const { return ld_relaxed_cta_shared(rows) != kUnheard; }
+    __device__ bool is_known() const { return ld_relaxed_cta_shared(rows) != kUnknownRows; }
     __device__ bool may_come() const { return index < ld_relaxed_cta_shared(rows); }
 };
 
-// A warp waits for its chunks of the rows from `source`, before it is known how many there are.
+// A warp waits for its chunks of the rows from `source`; it starts before the number of rows is known.
 __device__ __forceinline__ void await_rows(const Block& block, uint32_t source) {
 #pragma unroll 1
     for (ViewUnit unit = block.first; unit.row < block.shape.max_tokens; unit.next(block.view)) {
@@ -94,7 +94,7 @@ __device__ __forceinline__ void await_rows(const Block& block, uint32_t source) 
     }
 }
 
-// The last warp clears the ids of the block's share of rows that hold nothing.
+// The last warp stores "no expert" as the ids of the block's share of the unused rows.
 __device__ __forceinline__ void clear_ids(const Block& block, uint32_t source) {
     const uint32_t top_k = block.shape.top_k;
     const uint32_t used = block.shared.rows_from[source];
@@ -102,15 +102,15 @@ __device__ __forceinline__ void clear_ids(const Block& block, uint32_t source) {
     for (uint32_t row = blockIdx.x; row < block.shape.max_tokens; row += gridDim.x) {
         if (row >= used && lane_idx() < top_k) {
             const uint32_t at = (source * block.shape.max_tokens + row) * top_k;
-            store_id(block.params.dispatch.beside, at + lane_idx(), kNowhere);
+            store_id(block.params.dispatch.topk, at + lane_idx(), kNowhere);
         }
     }
 }
 
-// The last warp takes the ids and weights of a token of `source`.
+// The last warp receives and stores the ids and weights of a token of `source`.
 __device__ __forceinline__ void receive_entry(const Block& block, uint32_t source, uint32_t token) {
     const Op& op = block.op;
-    const LlBeside& beside = block.params.dispatch.beside;
+    const LlTopk& topk = block.params.dispatch.topk;
     const uint32_t top_k = block.shape.top_k;
     if (lane_idx() >= top_k) {
         return;
@@ -119,7 +119,7 @@ __device__ __forceinline__ void receive_entry(const Block& block, uint32_t sourc
     const uint64_t* weight_at = entry_at + block.weights_behind();
     uint64_t entry;
     uint64_t weight;
-    // Both are in flight together; a weight comes only with a row.
+    // Both loads are in flight together. Weights come only with a row.
     await(op, block.shared.late, WAIT_ENTRY, source, [&] {
         entry = ld_relaxed_sys(entry_at);
         weight = ld_relaxed_sys(weight_at);
@@ -133,12 +133,12 @@ __device__ __forceinline__ void receive_entry(const Block& block, uint32_t sourc
     if (row >= 0) {
         const uint32_t at = row * top_k + lane_idx();
         const bool is_here = word.expert() < block.shape.local_experts;
-        store_id(beside, at, is_here ? static_cast<int32_t>(word.expert()) : kNowhere);
-        beside.out_weights[at] = __uint_as_float(packet_data(weight));
+        store_id(topk, at, is_here ? static_cast<int32_t>(word.expert()) : kNowhere);
+        topk.out_weights[at] = __uint_as_float(packet_data(weight));
     }
 }
 
-// The last warp takes the entries of the block's tokens of `source`, if they are in part `part`.
+// The last warp receives the entries of those of the block's tokens of `source` whose unit is part `part`.
 __device__ __forceinline__ void receive_entries(const Block& block, uint32_t source, uint32_t part) {
     clear_ids(block, source);
 #pragma unroll 1
@@ -149,8 +149,8 @@ __device__ __forceinline__ void receive_entries(const Block& block, uint32_t sou
     }
 }
 
-// A warp takes the scales of the block's rows from `source`, if they are in part `part`, once it is known how many
-// there are: polls before that delay the rows.
+// A warp receives the scales of those of the block's rows from `source` whose unit is part `part`. It waits until the
+// number of rows is known, as polls before that would delay the rows.
 __device__ __forceinline__ void receive_scales(const Block& block, const ScaledRows& rows, uint32_t source,
                                                uint32_t part) {
     const RowFrom first = {&block.shared.rows_from[source], source, 0};
@@ -165,31 +165,31 @@ __device__ __forceinline__ void receive_scales(const Block& block, const ScaledR
     }
 }
 
-// The last warp takes the entries of all sources. A token's blocks take those of different sources, as far as there are
-// enough blocks. With blocks to spare, none fall to the first, which tells the counts, the second, which sends entries,
-// and the last, which checks the sources.
+// The last warp receives the entries of all sources. The blocks of one token take different sources, as far as there
+// are enough blocks. With blocks to spare, the first, which sends counts, the second, which sends entries, and the
+// last, which checks the sources, take none.
 __device__ __forceinline__ void receive_all_entries(const Block& block) {
     const uint32_t last = block.view.parts - (block.view.parts >= block.op.ranks() + 3 ? 2 : 1);
 #pragma unroll 1
     for (uint32_t number = 0; number < block.op.ranks(); ++number) {
         const uint32_t part = last - divide(number, block.view.parts, block.view.parts_reciprocal).remainder;
-        receive_entries(block, turned(block.op, number), part);
+        receive_entries(block, rank_after(block.op, number), part);
     }
 }
 
-// The other warps wait for the rows of all other sources. The scales of each source fall to a different warp, and to a
-// different block of a token.
+// The other warps wait for the rows of all other ranks. Scales of different sources are received by different warps,
+// and by different blocks of a token.
 template <typename Rows>
 __device__ __forceinline__ void receive_rows(const Block& block, const Rows& rows) {
 #pragma unroll 1
     for (uint32_t number = 1; number < block.op.ranks(); ++number) {
-        await_rows(block, turned(block.op, number));
+        await_rows(block, rank_after(block.op, number));
     }
     if constexpr (Rows::kScaled) {
 #pragma unroll 1
         for (uint32_t number = warp_idx(); number < block.op.ranks(); number += block.view.warps) {
             const uint32_t part = divide(number, block.view.parts, block.view.parts_reciprocal).remainder;
-            receive_scales(block, rows.rows, turned(block.op, number), part);
+            receive_scales(block, rows.rows, rank_after(block.op, number), part);
         }
     }
 }
@@ -197,7 +197,7 @@ __device__ __forceinline__ void receive_rows(const Block& block, const Rows& row
 template <typename Rows>
 __device__ __forceinline__ void receive_all(const Block& block, const Rows& rows) {
     if (is_last_warp()) {
-        hear_sources<Rows>(block);
+        receive_counts<Rows>(block);
         receive_all_entries(block);
     } else if (block.moves_rows()) {
         receive_rows(block, rows);

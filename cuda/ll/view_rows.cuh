@@ -1,10 +1,10 @@
 // The kinds of rows that a dispatch into a view sends, and their scales.
 //
-// The payload of a row is what stays in the view, in chunks as of a row without scales. Scales travel beside it, each
-// word in a packet of its own, and are copied to the caller's tensor: a cast has scales word by word, in several warps
-// and blocks. The packets of a bank lie behind all its rows. Their epochs are the operation's xor kSentinel: memory
-// that holds kSentinel has epoch 0, which is none, so nobody cleans them while the bank's rows keep their length
-// (view.cuh).
+// Only the payload of a row stays in the view, in chunks like those of a row without scales. Scales travel beside it
+// and are copied to the caller's tensor. Each word of scales has a packet of its own, as a cast computes scales word by
+// word, in several warps and blocks. The packets are behind all rows of the bank. Their epoch is the operation's, xor
+// kSentinel: so memory that holds kSentinel has epoch 0, which no operation has, and packets need no cleaning while the
+// bank's rows keep their length (view.cuh).
 #pragma once
 
 #include "../base/cast.cuh"
@@ -13,7 +13,7 @@
 
 namespace nccl_ep::ll_rank_dispatch_view_impl {
 
-// Where the packets of the scales of a row are in a bank that begins at `bank`.
+// The packets with the scales of a row, in the bank that begins at `bank`.
 template <template <typename> class Address>
 __device__ __forceinline__ Address<uint64_t> scales_at(const Block& block, Address<uint8_t> bank, uint32_t row) {
     const uint64_t rows = block.op.ranks() * block.shape.max_tokens;
@@ -27,7 +27,7 @@ __device__ __forceinline__ uint64_t scales_packet(const Op& op, uint32_t word) {
     return make_packet(scales_epoch(op), word);
 }
 
-// Without scales, of any type.
+// Rows without scales, of any type.
 struct PlainView {
     static constexpr bool kScaled = false;
     using Fetched = Vec16;
@@ -42,12 +42,12 @@ struct PlainView {
     __device__ __forceinline__ Vec16 as_sent(const Fetched& vec, const Chunk&, Scales&) const { return vec; }
 };
 
-// Rows whose scales are forwarded: of these each lane of a chunk takes 16 bytes, as far as there are so many.
+// Rows with the caller's scales. Each lane of a chunk sends 16 bytes of the scales, as far as there are so many.
 struct ForwardedView {
     static constexpr bool kScaled = true;
     const ScaledRows& rows;
 
-    // Instead of where a lane's part begins: it has none.
+    // In place of where a lane's part begins: it has none.
     static constexpr uint32_t kNoScales = ~uint32_t{0};
 
     struct Scales {
@@ -60,7 +60,7 @@ struct ForwardedView {
                 const Remote<uint64_t> to = scales_at_peer(block, peer, row) + first / sizeof(uint32_t);
 #pragma unroll
                 for (uint32_t i = 0; i < 4; i += 2) {
-                    // A packet that nobody awaits might arrive when the bank is clean again.
+                    // Not past the scales: a packet that nobody awaits might arrive after the bank was cleaned.
                     if (first + i * sizeof(uint32_t) < view.rows.scale_bytes) {
                         put_values(to + i, scales_packet(block.op, part.word[i]),
                                    scales_packet(block.op, part.word[i + 1]));
@@ -89,21 +89,21 @@ struct ForwardedView {
     }
 };
 
-// Rows of type `Number`, which are cast.
+// Rows of type `Number`, cast when they are sent.
 template <typename Number>
 struct CastView {
     static constexpr bool kScaled = true;
-    using Fetched = Uncast<Number>;
+    using Fetched = CastInput<Number>;
     const ScaledRows& rows;
 
-    // A word of a row's scales, if this lane has made one.
+    // A word of the row's scales, if this lane has computed one.
     struct Scales {
-        bool is_there;
+        bool has_word;
         uint32_t number;
         uint32_t word;
 
         __device__ __forceinline__ void put(const Block& block, const CastView&, uint32_t peer, uint32_t row) const {
-            if (is_there) {
+            if (has_word) {
                 put_value(scales_at_peer(block, peer, row) + number, scales_packet(block.op, word));
             }
         }
@@ -123,13 +123,14 @@ struct CastView {
     // All lanes call it.
     __device__ __forceinline__ Vec16 as_sent(const Fetched& part, const Chunk& chunk, Scales& scales) const {
         Vec16 vec;
-        const float most = part.largest_of_block(rows, chunk.holds());
-        const uint32_t stored = part.cast(rows, most, vec);
-        // Complete in the first lane of 128 elements: a scale, or four exponents of 32; or of 512: four of 128.
+        const float amax = part.block_amax(rows, chunk.holds());
+        const uint32_t stored = part.cast(rows, amax, vec);
+        // A word is complete in the first lane of 128 elements, with one scale or four exponent bytes for 32 elements
+        // each, or of 512 elements, with four exponent bytes for 128 each.
         const uint32_t first_lane = lane_idx() & ~(rows.block / kCastElements - 1);
         const bool has_block = (chunk.index * kWarpSize + first_lane) * sizeof(Vec16) < chunk.row_bytes;
         uint32_t word = has_block ? stored : 0;
-        uint32_t lanes = kMostLanes;
+        uint32_t lanes = kMaxBlockLanes;
         if (rows.form == SCALES_EXPONENT) {
             const uint32_t of_block = rows.block / kCastElements;
             lanes = 4 * of_block;
@@ -139,21 +140,21 @@ struct CastView {
         }
         scales.word = word;
         scales.number = (chunk.index * kWarpSize + lane_idx()) / lanes;
-        scales.is_there = lane_idx() % lanes == 0 && scales.number * sizeof(uint32_t) < rows.scale_bytes;
+        scales.has_word = lane_idx() % lanes == 0 && scales.number * sizeof(uint32_t) < rows.scale_bytes;
         return vec;
     }
 };
 
-// ---- Scales that come ---------------------------------------------------------------------------
+// ---- Arriving scales ----------------------------------------------------------------------------
 
-// In any order but that of one access, which is rare. With ScalePart::store instead the kernel of forwarded rows spills
-// more, and pairs take 0.1 us longer (2 H200s).
+// Stores scales that take more than one access, which is rare. With ScalePart::store the kernel of forwarded rows would
+// spill more registers, and dispatch and combine together take 0.1 us longer (2 H200s).
 __device__ __noinline__ static void store_scales(const ScaledRows& rows, uint8_t* scales, uint32_t first,
                                                  uint32_t w0, uint32_t w1, uint32_t w2, uint32_t w3) {
-    ScalePart{rows, rows.out, scales, first}.store_slowly({{w0, w1, w2, w3}});
+    ScalePart{rows, rows.out, scales, first}.store_elementwise({{w0, w1, w2, w3}});
 }
 
-// Whether the packets at `at` have come, of 16 bytes of scales from byte `first` on; `part` gets these bytes.
+// Whether the packets at `at` have come, which have the 16 bytes of scales from byte `first` on; `part` gets the bytes.
 __device__ __forceinline__ bool have_come(const Op& op, const ScaledRows& rows, const uint64_t* at, uint32_t first,
                                           Vec16& part) {
     bool has_come = true;
@@ -167,7 +168,7 @@ __device__ __forceinline__ bool have_come(const Op& op, const ScaledRows& rows, 
     return has_come;
 }
 
-// A warp takes the scales of row number `index` of those from `source`.
+// A warp waits for the scales of row `index` from `source` and stores them.
 __device__ __forceinline__ void receive_scales_of_row(const Block& block, const ScaledRows& rows, uint32_t source,
                                                       uint32_t index) {
     const Op& op = block.op;
@@ -179,8 +180,8 @@ __device__ __forceinline__ void receive_scales_of_row(const Block& block, const 
         await(op, block.shared.late, WAIT_ROW, source,
               [&] { return have_come(op, rows, from + first / sizeof(uint32_t), first, words); });
         const ScalePart part = {rows, rows.out, scales, first};
-        if (part.is_one_access()) {
-            part.store_at_once(words);
+        if (part.is_vec_access()) {
+            part.store_vec(words);
         } else {
             store_scales(rows, scales, first, words.word[0], words.word[1], words.word[2], words.word[3]);
         }

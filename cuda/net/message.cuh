@@ -1,17 +1,18 @@
-// The network between nodes, as kernels see it: messages, each with a header that says to what it belongs. A kernel
-// packs and sends one; on the receiver's node another kernel relays it to the peers, once it has arrived.
+// The network between nodes, as kernels see it: messages, each with a header that names its operation. One kernel packs
+// and sends a message; on the receiving node another kernel forwards its rows to the peers.
 //
 // Kernels are templates over a network's type, `Net`, which has
-//     send     one thread: the message behind this header is packed
-//     arrived  one thread, before it uses a message: whether it is of the operation; if not, that is reported
-// No sender has to be told that a message was read: the hosts enqueue the next receive there behind its readers.
+//     send     one thread calls it: the message behind this header is packed
+//     arrived  one thread calls it before it uses a message: whether the message belongs to the operation; if not, it
+//              reports that
+// Messages need no acknowledgement: the host enqueues the next receive into a buffer behind the kernels that read it.
 #pragma once
 
 #include "../peer/fault.cuh"
 
 namespace nccl_ep {
 
-// A message that begins with its header, and what follows that.
+// The header at the beginning of a message, and what follows it.
 __device__ __forceinline__ const MessageHeader& header_of(const uint8_t* message) {
     return *reinterpret_cast<const MessageHeader*>(message);
 }
@@ -20,18 +21,18 @@ __device__ __forceinline__ Byte* body_of(Byte* message) {
     return message + sizeof(MessageHeader);
 }
 
-// How a kernel reports a failure and tells all peers, if it has no way of its own.
-struct ReportsApart {
+// How kernels report a failure to the host and to all peers, unless they have a function of their own for that.
+struct DefaultReports {
     template <typename Common>
     __device__ __forceinline__ static void report(const Common& common, uint32_t fault, const Awaited& awaited,
-                                                  Reported ours, Reported theirs) {
+                                                  ReportedValue ours, ReportedValue theirs) {
         if (report_failure(common.wait, fault, awaited, ours, theirs)) {
             broadcast_failure(common.peers, common.wait);
         }
     }
 };
 
-// Reports that a message is of another operation than `ours`. Not inlined, as that seldom happens.
+// Reports that a message belongs to another operation than `ours`. Not inlined, as it seldom runs.
 template <typename Reports, typename Common>
 __device__ __noinline__ bool refuse_message(const Common& common, const MessageHeader header, const MessageHeader ours,
                                             const Awaited awaited, uint32_t rank) {
@@ -41,7 +42,7 @@ __device__ __noinline__ bool refuse_message(const Common& common, const MessageH
     if (header.channel != ours.channel) {
         fault = FAULT_STAGED_DIFFERS;
     } else if (header.epoch != ours.epoch || header.stage != ours.stage) {
-        // What lay there before: the exchange was ended.
+        // The exchange was aborted, and the buffer still has an earlier message.
     } else if (header.fingerprint != ours.fingerprint || header.scales_word != ours.scales_word) {
         fault = FAULT_DIFFERS;
         expected = ours.fingerprint;
@@ -55,19 +56,19 @@ __device__ __noinline__ bool refuse_message(const Common& common, const MessageH
     return false;
 }
 
-// On one node there is none.
+// For groups on one node.
 struct NoNet {};
 
-// The hosts enqueue sends and receives between kernels (src/backend/net/two_sided). So a message has come when the
-// kernel begins; unless the exchange was ended, which leaves what lay there before, of an earlier epoch.
+// The hosts enqueue sends and receives between kernels (src/backend/net/two_sided). So a message has arrived when the
+// kernel begins, unless the exchange was aborted; then the buffer has a message of an earlier epoch.
 struct TwoSided {
-    // The host has it sent after the kernel.
+    // The host has enqueued the transfer behind the kernel, so only the header is left to write.
     __device__ static void send(uint8_t* message, const MessageHeader& header) {
         *reinterpret_cast<MessageHeader*>(message) = header;
     }
 
-    // `rank` has sent it; reports name it as `awaited.peer`. One of another operation may have the right size, too.
-    template <typename Reports = ReportsApart, typename Common>
+    // `rank` is the sender; reports name it as `awaited.peer`. A message of another operation may have the same size.
+    template <typename Reports = DefaultReports, typename Common>
     __device__ static bool arrived(const Common& common, const MessageHeader& header, const MessageHeader& ours,
                                    const Awaited& awaited, uint32_t rank) {
         const uint32_t differs = (header.channel ^ ours.channel) | (header.epoch ^ ours.epoch) |
@@ -77,7 +78,7 @@ struct TwoSided {
     }
 };
 
-// Whether `arrived(i)` for each of `count` messages. All threads of a block call it.
+// Whether `arrived(i)` holds for all `count` messages. All threads of a block call it.
 template <typename Arrived>
 __device__ __forceinline__ bool all_arrived(uint32_t count, Arrived arrived) {
     bool all = true;

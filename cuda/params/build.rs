@@ -57,7 +57,7 @@ const FILES: [File; 8] = [
         base: Some("common.h"),
         sizes: sizes![ll: LlLayout LlShape LlHandleMemory LlChannelState LlCommon LlDispatchParams LlCombineParams
             LlNodes LlDispatchNodesParams LlScaledDispatchParams LlScaledDispatchNodesParams
-            LlBeside LlRankDispatchParams LlRankScaledDispatchParams LlRankDispatchNodesParams
+            LlTopk LlRankDispatchParams LlRankScaledDispatchParams LlRankDispatchNodesParams
             LlRankScaledDispatchNodesParams
             LlCombineNodesParams LlTopkWeightsParams],
     },

@@ -1,28 +1,28 @@
-// A failure of the group: reported to the host once, and to every peer.
+// Reports a failure of the group, once to the host and to every peer.
 #pragma once
 
 #include "peer.cuh"
 
 namespace nccl_ep {
 
-// Who waits for what (WAIT_...) of whom, for the report.
+// What is awaited (WAIT_...), from which peer, for a report.
 struct Awaited {
     uint32_t what;
     uint32_t peer;
     uint32_t epoch;
 };
 
-// What a report says was expected, or what it says came instead: a word whose meaning is the fault's and, where that
-// describes rows, the scales word of these.
-struct Reported {
+// What a report gives as expected, or as received instead: a word whose meaning depends on the fault and, if the word
+// describes rows, the scales word of these rows.
+struct ReportedValue {
     uint32_t word;
     uint32_t scales = 0;
 };
 
-// Reports FAULT_... to the host if it is the group's first failure, and returns whether it is; later ones
-// are consequences and stay silent.
-__device__ __forceinline__ bool report_first(const WaitParams& wait, uint32_t fault, const Awaited& awaited,
-                                             Reported expected, Reported got, uint64_t waited_ns) {
+// Reports FAULT_... to the host if it is the group's first failure, and returns whether it is; later failures are
+// consequences and are not reported.
+__device__ __forceinline__ bool report_failure_inline(const WaitParams& wait, uint32_t fault, const Awaited& awaited,
+                                                      ReportedValue expected, ReportedValue got, uint64_t waited_ns) {
     if (cas_relaxed_gpu(wait.failed, 0, 1) != 0) {
         return false;
     }
@@ -39,7 +39,7 @@ __device__ __forceinline__ bool report_first(const WaitParams& wait, uint32_t fa
 }
 
 // Tells every peer that this rank has failed, so that their waits end.
-__device__ __forceinline__ void tell_failure(const PeerTable& peers, const WaitParams& wait) {
+__device__ __forceinline__ void broadcast_failure_inline(const PeerTable& peers, const WaitParams& wait) {
     const uint64_t offset =
         reinterpret_cast<const uint8_t*>(wait.peer_failed) - own_window(peers);
 #pragma unroll 1  // seldom done
@@ -50,13 +50,13 @@ __device__ __forceinline__ void tell_failure(const PeerTable& peers, const WaitP
     }
 }
 
-// Both as functions that are not inlined, as nearly every function of a kernel could fail, and hardly any does.
+// The two above as calls: nearly every function of a kernel can fail, and hardly any does.
 __device__ __noinline__ static bool report_failure(const WaitParams& wait, uint32_t fault, const Awaited& awaited,
-                                                   Reported expected, Reported got, uint64_t waited_ns = 0) {
-    return report_first(wait, fault, awaited, expected, got, waited_ns);
+                                                   ReportedValue expected, ReportedValue got, uint64_t waited_ns = 0) {
+    return report_failure_inline(wait, fault, awaited, expected, got, waited_ns);
 }
 __device__ __noinline__ static void broadcast_failure(const PeerTable& peers, const WaitParams& wait) {
-    tell_failure(peers, wait);
+    broadcast_failure_inline(peers, wait);
 }
 
 // Whether an operation of this rank has failed.
@@ -66,8 +66,8 @@ __device__ __forceinline__ bool has_failed(const WaitParams& wait) {
 
 constexpr uint32_t kOwnFailure = 0xffffffffu;
 
-// What is known of a failure of the group, which other threads may see earlier or later. Zero if nothing, kOwnFailure,
-// or 1 + the peer that has reported its own.
+// Which failure of the group this thread knows of; other threads may learn of it earlier or later. 0 for none, else
+// kOwnFailure or 1 + the peer that has reported its own failure.
 __device__ __forceinline__ uint32_t known_failure(const WaitParams& wait) {
     const uint32_t own = ld_relaxed_gpu(wait.failed);
     const uint32_t peer = ld_relaxed_sys(wait.peer_failed);

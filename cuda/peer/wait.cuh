@@ -1,10 +1,9 @@
-// The one way to wait for another rank: with a deadline, and with a report of who did not come.
+// Waits for other ranks, each with a deadline and a report that says who did not answer.
 //
-// Most waits are for a packet: 32 bits of data and the epoch that they belong to, in one indivisible word. Nothing has
-// to be cleared between operations, and no second word says that the data has come. Warps also wait for rows, for
-// credits and for other warps of their block. A wait that fails never traps: it reports the failure, the kernel
-// finishes its grid, the peers learn of it, and the host reads the report and answers later calls with
-// ncclRemoteError.
+// Most waits are for a packet: 32 bits of data and 32 of epoch in one atomic word, so the data is its own flag and
+// nothing has to be cleared between operations. Warps also wait for rows, for credits and for other warps of their
+// block. A wait that fails never traps: it reports the failure, the kernel finishes its grid, the peers learn of it,
+// and the host reads the report and answers later calls with ncclRemoteError.
 //
 // `Common` is the part of a kernel's parameters that has `peers` and `wait`.
 #pragma once
@@ -25,23 +24,23 @@ __device__ __forceinline__ uint32_t packet_data(uint64_t packet) {
     return static_cast<uint32_t>(packet);
 }
 
-// The epoch after `epoch`. Skips 0, the state of fresh memory, and keeps odd and even in turn.
+// The epoch after `epoch`. After the wrap it skips 0, which fresh memory holds, and 1, so that parities alternate.
 __device__ __forceinline__ uint32_t epoch_after(uint32_t epoch) {
     return epoch == 0xffffffffu ? 2 : epoch + 1;
 }
 
-// Whether a running number is `expected` or a later one, also across the wrap.
+// Whether a sequence number is `expected` or a later one, also across the wrap.
 __device__ __forceinline__ bool is_or_follows(uint32_t number, uint32_t expected) {
     return static_cast<int32_t>(number - expected) >= 0;
 }
 
-// Polls between looks at the clock and the failure mark, which cost more than a poll.
+// The clock and the failure marks are checked once in so many polls, as a check costs more than a poll.
 constexpr uint32_t kPollsPerCheck = 64;
-// Instead of the time at which a wait first read the clock: it must end without success.
+// In place of the time at which a wait first read the clock: the wait has failed.
 constexpr uint64_t kGivenUp = ~uint64_t{0};
 
-// What a wait does once in kPollsPerCheck polls: whether it must be given up. `start` is when it did so first, or 0;
-// returns that, or kGivenUp. Never inlined, as every wait has it and hardly any runs it.
+// What a wait calls once in kPollsPerCheck polls: reports a timeout or a peer's failure. `start` is the time of the
+// wait's first call, or 0 in that call; returns it, or kGivenUp. Not inlined: every wait has it and hardly any runs it.
 template <typename Common>
 __device__ __noinline__ uint64_t keep_waiting(const Common& common, const Awaited awaited, uint64_t start,
                                               uint32_t got) {
@@ -60,7 +59,7 @@ __device__ __noinline__ uint64_t keep_waiting(const Common& common, const Awaite
     if (waited_ns <= wait.timeout_ns) {
         return start;
     }
-    // Not in a self test: there each rank reports by itself who did not answer.
+    // In a self-test each rank reports by itself who did not answer.
     if (report_failure(wait, FAULT_TIMEOUT, awaited, {awaited.epoch}, {got}, waited_ns) &&
         wait.op != KERNEL_OP_PEER_SELFTEST) {
         broadcast_failure(common.peers, wait);
@@ -68,7 +67,7 @@ __device__ __noinline__ uint64_t keep_waiting(const Common& common, const Awaite
     return kGivenUp;
 }
 
-// Polls until `has_come`; false once `keep_waiting`, which is asked now and then, has given up.
+// Polls until `has_come()`; false once `keep_waiting(start)`, called once in kPollsPerCheck polls, has given up.
 template <typename HasCome, typename KeepWaiting>
 __device__ __forceinline__ bool poll_until(HasCome has_come, KeepWaiting keep_waiting) {
     uint64_t start = 0;
@@ -91,7 +90,7 @@ struct Arrival {
     uint32_t data;
 };
 
-// Calls `load` until `has_arrived`, a predicate, holds for the epoch of the packet that it returns.
+// Loads a packet with `load` until `has_arrived(epoch)` holds for its epoch.
 template <typename Common, typename Load, typename HasArrived>
 __device__ __forceinline__ Arrival wait_until(const Common& common, const Awaited& awaited,
                                               Load load, HasArrived has_arrived) {
@@ -102,8 +101,8 @@ __device__ __forceinline__ Arrival wait_until(const Common& common, const Awaite
     return {ok, ok ? packet_data(packet) : 0};
 }
 
-// Waits for exactly this epoch: in a bank no later one can be there before this one was consumed. It orders
-// nothing but the packet's own data.
+// Waits for exactly this epoch: a bank cannot hold a later one before this one was consumed. Orders nothing but the
+// packet's own data.
 template <typename Common>
 __device__ __forceinline__ Arrival wait_for_packet(const Common& common, const uint64_t* at,
                                                    const Awaited& awaited) {
@@ -112,7 +111,7 @@ __device__ __forceinline__ Arrival wait_for_packet(const Common& common, const u
         [&](uint32_t epoch) { return epoch == awaited.epoch; });
 }
 
-// As wait_until, for a whole warp: all lanes call `has_arrived` together and get the same answer.
+// As wait_until, for a whole warp: all lanes call `has_arrived()` together and get the same answer.
 template <typename Common, typename HasArrived>
 __device__ __forceinline__ bool wait_as_warp(const Common& common, const Awaited& awaited,
                                              HasArrived has_arrived) {
@@ -122,13 +121,12 @@ __device__ __forceinline__ bool wait_as_warp(const Common& common, const Awaited
     });
 }
 
-// When a warp must give up its polls; all lanes ask together and get the same answer. It reports nothing by itself:
-// with a call in a loop the compiler no longer knows the warp to be converged in all of it (cuda/README.md). So
-// `report` follows the loop.
-class Patience {
+// The deadline of a warp's polling loop. `is_over` only says that the loop must end, and `report` follows the loop:
+// with a call in a loop, the compiler no longer knows the warp to be converged there (cuda/README.md).
+class WaitLimit {
    public:
-    // Asked once for each poll.
-    __device__ __forceinline__ bool ends(const WaitParams& wait) {
+    // Called once for each poll, by all lanes together; all get the same answer.
+    __device__ __forceinline__ bool is_over(const WaitParams& wait) {
         spin_hint();
         if (++polls_ % kPollsPerCheck != 0) {
             return false;
@@ -147,8 +145,8 @@ class Patience {
     uint32_t polls_ = 0;
 };
 
-// For a bare flag instead of a packet: true once `peer` has raised it to `expected` or later; then
-// everything that it wrote before is visible to this thread.
+// Waits for a bare flag instead of a packet: true once the peer has raised it to the awaited epoch or a later one; then
+// everything that the peer wrote before is visible to this thread.
 template <typename Common>
 __device__ inline bool wait_for_flag(const Common& common, const uint32_t* flag,
                                      const Awaited& awaited) {
@@ -158,15 +156,15 @@ __device__ inline bool wait_for_flag(const Common& common, const uint32_t* flag,
         .ok;
 }
 
-// Adds to the nanoseconds that this rank has waited for `rank` those since `start`.
+// Adds the nanoseconds since `start` to the time that this rank has waited for `rank`.
 __device__ __forceinline__ void add_wait(uint64_t* waits, uint32_t rank, uint64_t start) {
     // CUDA's 64-bit atomicAdd takes this type only.
     atomicAdd(reinterpret_cast<unsigned long long*>(waits + rank),
               static_cast<unsigned long long>(globaltimer_ns() - start));
 }
 
-// A warp waits until `has_come(rank)`, a rank in each lane, for all ranks that `is_awaited`. Lanes poll in one loop:
-// after a loop of its own, a lane might read the clock only once the last lane has left that loop.
+// A warp waits until `has_come(rank)` for all ranks with `is_awaited(rank)`, one rank per lane. All lanes poll in one
+// loop: a lane that left a loop of its own might read the clock only once the last lane has left it, too.
 template <typename IsAwaited, typename HasCome, typename KeepWaiting>
 __device__ __forceinline__ void wait_for_ranks(uint32_t ranks, IsAwaited is_awaited, HasCome has_come,
                                                KeepWaiting keep_waiting) {

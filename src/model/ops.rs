@@ -151,7 +151,7 @@ impl Launch {
 
 /// What a rank-major LL dispatch sends beside its rows, and where it arrives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LlBeside {
+pub struct LlTopk {
     /// f32 `[T, K]`: the weights of this rank's tokens.
     pub weights: DevPtr,
     /// `[R, M, K]`: ids, -1 for experts elsewhere and in unused rows.
@@ -175,7 +175,7 @@ pub struct LlDispatch {
     pub view: Option<ViewBank>,
     pub layout: Layout,
     /// Rank-major: the ids and weights.
-    pub beside: Option<LlBeside>,
+    pub topk: Option<LlTopk>,
     /// int32 `[L]` or, rank-major, `[R]`: rows received per local expert or source rank.
     pub counter: Option<DevPtr>,
     /// int64 `[R]`: gets the nanoseconds of waiting for each source added.

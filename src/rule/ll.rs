@@ -4,7 +4,7 @@ use crate::error::Result;
 use crate::error::refusal::{Extent, OfTensor, Role};
 use crate::model::group::{GroupFacts, ROW_ALIGN};
 use crate::model::layout::Layout;
-use crate::model::ops::{Launch, LlBeside, LlCombine, LlDispatch, Numbers, Routing};
+use crate::model::ops::{Launch, LlCombine, LlDispatch, LlTopk, Numbers, Routing};
 use crate::model::tensor::{DType, Tensor};
 use crate::rule::argument::{Argument, counter, expert_counter};
 use crate::rule::rows::{self, DispatchRows, Received};
@@ -21,10 +21,10 @@ pub fn dispatch(facts: &GroupFacts, routing: &Routing, tensors: &DispatchTensors
     };
     let received = Received { out: Some(rows::received(out, layout)?), layout };
     let DispatchRows { row, scaled, tokens, out } = rows::dispatch(facts, routing, (tokens, received), tensors)?;
-    let (beside, counter) = match tensors.out_ids {
+    let (topk, counter) = match tensors.out_ids {
         None => (None, expert_counter(Role::Counter, tensors.counter, facts, Argument::size_is)?),
         Some(ids) => (
-            Some(beside(layout, routing, (ids, tensors), tensors.first_id(facts))?),
+            Some(rank_topk(layout, routing, (ids, tensors), tensors.first_id(facts))?),
             counter(Role::Counter, tensors.counter, |counter| counter.size_is(0, facts.ranks, Extent::Ranks))?,
         ),
     };
@@ -35,7 +35,7 @@ pub fn dispatch(facts: &GroupFacts, routing: &Routing, tensors: &DispatchTensors
         out: out.unwrap_or_default(),
         view: None,
         layout,
-        beside,
+        topk,
         counter,
         waits: None,
         launch: Launch::default(),
@@ -45,12 +45,12 @@ pub fn dispatch(facts: &GroupFacts, routing: &Routing, tensors: &DispatchTensors
 /// Checks the ids and weights of a rank-major dispatch.
 // Out of line, like rows with scales.
 #[inline(never)]
-fn beside(
+fn rank_topk(
     layout: Layout,
     routing: &Routing,
     (ids, tensors): (&Tensor, &DispatchTensors<'_>),
     first_id: usize,
-) -> Result<LlBeside> {
+) -> Result<LlTopk> {
     let of_entries = |tensor: Argument<'_>| tensor.size_is(layout.dims(), routing.top_k, Extent::HandleTopK).map(drop);
     let ids = rows::received(Argument::new(Role::IdsOut, ids), layout)?;
     let width = handle::width_of(&ids, routing.form)?;
@@ -59,7 +59,7 @@ fn beside(
     let Some(out_weights) = tensors.out_weights else { return Err(Argument::missing(Role::WeightsOut)) };
     let out_weights = rows::received(Argument::new(Role::WeightsOut, out_weights), layout)?.dtype_is(DType::Float32)?;
     of_entries(out_weights)?;
-    Ok(LlBeside {
+    Ok(LlTopk {
         weights: weights.data(4)?,
         out_ids: Numbers { data: ids.data(width.bytes())?, width },
         first_id,

@@ -63,7 +63,7 @@ impl Checks {
                 if !staged {
                     self.poison(op, routing.top_k)?;
                 }
-                self.look(LL_DISPATCH, routing, true, op.beside.map(|it| it.weights))
+                self.look(LL_DISPATCH, routing, true, op.topk.map(|it| it.weights))
             }),
             // Ids may have been masked with negative numbers since the dispatch. Rank-major there are no weights.
             LlOp::Combine(op) if op.weights.is_some() => {
@@ -153,8 +153,8 @@ impl Checks {
         if op.view.is_none() {
             self.fill(op.out, rows * op.row.bytes())?;
         }
-        if let Some(beside) = &op.beside {
-            self.fill(beside.out_weights, rows * top_k * size_of::<f32>())?;
+        if let Some(topk) = &op.topk {
+            self.fill(topk.out_weights, rows * top_k * size_of::<f32>())?;
         }
         let Some(scaled) = &op.scaled else { return Ok(()) };
         let (out, width) = (&scaled.out, scaled.scales.dtype.size());

@@ -293,7 +293,7 @@ unsafe impl Sync for PeerTable {}
 #[repr(C)]
 pub struct ReplayMarkParams {
     /// In host memory that the device maps: when a captured operation began; zero while it is not under way.
-    pub place: *mut u64,
+    pub began_at: *mut u64,
     /// Not zero if the operation begins, zero if it ends.
     pub begins: u32,
 }

@@ -8,7 +8,7 @@ pub const HT_MAX_OBJECTS: u32 = 64;
 pub const HT_OFFER_PACKETS: u32 = 6;
 /// Unit of the 32-bit offsets in offers, in bytes.
 pub const HT_OFFER_UNIT: u32 = 16;
-/// Bit of an offer's way: the tensor lies in an object; the bits below are its number.
+/// Bit of an offer's object word: the tensor lies in an object; the bits below are its number.
 pub const HT_OFFER_MAPPED: u32 = 0x8000_0000;
 /// Threads of `ht_offer`: one per rank.
 pub const HT_OFFER_THREADS: u32 = 96;
@@ -61,7 +61,7 @@ pub struct HtMapped {
     /// Offset of this rank's tensor in its object.
     pub offset: u64,
     /// The object, and `HT_OFFER_MAPPED`; 0 if this rank offers nothing.
-    pub way: u32,
+    pub object: u32,
     /// Compares the ranks' scales of rows; 0 without.
     pub scales_word: u32,
     /// Bytes of a row in the tensor.
@@ -77,7 +77,7 @@ pub struct HtMapped {
     pub stages: u32,
     pub stage_bytes: u32,
     /// Dispatch: not zero if these warps also store rows that stay on this rank.
-    pub keeps_rows: u32,
+    pub stores_local_rows: u32,
     /// Dispatch: not zero if these warps take tokens dynamically, as in a combine; otherwise each has a fixed share.
     pub takes_tokens: u32,
 }

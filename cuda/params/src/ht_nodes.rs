@@ -24,9 +24,9 @@ pub const HT_ROOM_DROPS: u32 = 0x8000_0000;
 pub const HT_PACK_THREADS: u32 = 512;
 /// A token without a row, a place without a rank.
 pub const HT_NONE: u32 = 0xffff_ffff;
-/// Bits of `HtNodesMemory::homes` for the place of an expert among the token's experts on its node. Above
+/// Bits of `HtNodesMemory::expert_places` for the place of an expert among the token's experts on its node. Above
 /// them is 0 for this node, else one more than the other node's number.
-pub const HT_HOME_BITS: u32 = 8;
+pub const HT_PLACE_BITS: u32 = 8;
 /// Bit of `FaultReport::peer` in HT: the other bits are a rank as the group numbers it, not a local index.
 pub const HT_RANK_OF_GROUP: u32 = 0x8000_0000;
 /// Threads of the block of `ht_header`.
@@ -93,11 +93,11 @@ pub struct HtNodesMemory {
     /// `[tokens of remote ranks]`: whose each is, in the order of `entries`.
     pub origins: *mut HtOrigin,
     /// `[tokens][top_k]`: for the own tokens' experts on all nodes, ascending: the node, and the position there.
-    pub homes: *mut u32,
+    pub expert_places: *mut u32,
     /// `[others][tokens]`: the own tokens that go to each other node, ascending.
-    pub list: *mut u32,
+    pub departing_tokens: *mut u32,
     /// `[others][tokens]`: a token's position in that list, or `HT_NONE`.
-    pub spots: *mut u32,
+    pub departing_index: *mut u32,
     /// `[others][chunks + 1]`: tokens that go to each other node.
     pub departing: *mut u32,
     /// `[forwarded][chunks + 1]`: tokens that come here from each forwarded rank.
@@ -192,7 +192,7 @@ pub struct HtPlaceParams {
     pub topk_idx: *const i64,
     pub local_experts: u32,
     pub local_ranks: u32,
-    /// Blocks for pieces; the others store homes.
+    /// Blocks for pieces; the others store expert_places.
     pub piece_blocks: u32,
 }
 
@@ -327,13 +327,13 @@ pub struct HtScaledDispatchNodesParams {
 pub struct HtPartials {
     /// One for each other node: rows, with gradients as tails.
     pub messages: HtMessages,
-    /// `HtNodesMemory::spots`, of the first token of the stage.
-    pub spots: *const u32,
+    /// `HtNodesMemory::departing_index`, of the first token of the stage.
+    pub departing_index: *const u32,
     /// `HtNodesMemory::departing`, of the first chunk of the stage.
     pub departing: *const u32,
-    /// `HtNodesMemory::homes`, of the first token of the stage.
-    pub homes: *const u32,
-    /// All tokens of this rank: the distance between nodes in `spots`.
+    /// `HtNodesMemory::expert_places`, of the first token of the stage.
+    pub expert_places: *const u32,
+    /// All tokens of this rank: the distance between nodes in `departing_index`.
     pub tokens: u32,
     /// `chunks + 1`: the distance between nodes in `departing`.
     pub chunk_ends: u32,

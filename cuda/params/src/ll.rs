@@ -276,7 +276,7 @@ pub struct LlScaledDispatchNodesParams {
 /// What a rank-major dispatch sends beside its rows, and where it arrives.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub struct LlBeside {
+pub struct LlTopk {
     /// `[tokens][top_k]`: the weights of this rank's tokens.
     pub weights: *const f32,
     /// `[ranks][max_tokens][top_k]`: ids, -1 for experts elsewhere and in unused rows.
@@ -294,7 +294,7 @@ pub struct LlBeside {
 pub struct LlRankDispatchParams {
     /// As expert-major, but `out` is `[ranks][max_tokens]` rows and `counter` `[ranks]`.
     pub dispatch: LlDispatchParams,
-    pub beside: LlBeside,
+    pub topk: LlTopk,
 }
 
 /// Parameters of `ll_rank_dispatch_scaled` and its siblings.

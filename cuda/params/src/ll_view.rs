@@ -48,7 +48,7 @@ pub struct LlView {
     /// Dispatch: bytes of the packets of a row's scales.
     pub scale_bytes: u32,
     /// Combine: not 0 if its rows begin where the bank's do.
-    pub lie_there: u32,
+    pub input_in_bank: u32,
 }
 
 /// Parameters of `ll_rank_dispatch_view`; `out` is ignored.

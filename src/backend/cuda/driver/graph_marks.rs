@@ -52,7 +52,7 @@ impl GraphMarks {
         if place >= self.count {
             return Err(Error::internal(format!("no place {place} for a mark")));
         }
-        let params = ReplayMarkParams { place: self.places.device().wrapping_add(place), begins: u32::from(begins) };
+        let params = ReplayMarkParams { began_at: self.places.device().wrapping_add(place), begins: u32::from(begins) };
         let _entered = self.module.context.enter()?;
         if begins {
             self.in_graphs.add(stream)?;

@@ -111,7 +111,7 @@ pub struct Staged {
     pub stages: u32,
     pub part_bytes: usize,
     pub stage_bytes: usize,
-    pub keeps_rows: bool,
+    pub stores_local_rows: bool,
     pub takes_tokens: bool,
 }
 
@@ -140,7 +140,7 @@ impl Staged {
             },
             part_bytes,
             stage_bytes: part_bytes,
-            keeps_rows: blocks <= FEW_BLOCKS,
+            stores_local_rows: blocks <= FEW_BLOCKS,
             takes_tokens: ranks >= 4 || (SEND_BLOCKS + 1..MANY_BLOCKS).contains(&blocks),
         })
     }
@@ -161,7 +161,7 @@ impl Staged {
             stages,
             part_bytes,
             stage_bytes: rows * part_bytes,
-            keeps_rows: false,
+            stores_local_rows: false,
             takes_tokens: true,
         }
     }
@@ -189,7 +189,7 @@ pub fn mapped(group: &HtShared, offer: &Offer, launch: &HtLaunch, staged: &Stage
         objects: objects.table() as *const u64,
         fallbacks: objects.fallbacks_on_device()?,
         offset: offer.place.map_or(0, |it| it.offset),
-        way: offer.place.map_or(0, |it| HT_OFFER_MAPPED | it.object),
+        object: offer.place.map_or(0, |it| HT_OFFER_MAPPED | it.object),
         scales_word: launch.scales_word,
         row_bytes: to_u32(offer.row_bytes)?,
         side_row_bytes: to_u32(offer.side_row_bytes)?,
@@ -198,7 +198,7 @@ pub fn mapped(group: &HtShared, offer: &Offer, launch: &HtLaunch, staged: &Stage
         warps: staged.warps,
         stages: staged.stages,
         stage_bytes: to_u32(staged.stage_bytes)?,
-        keeps_rows: staged.keeps_rows.into(),
+        stores_local_rows: staged.stores_local_rows.into(),
         takes_tokens: staged.takes_tokens.into(),
     })
 }

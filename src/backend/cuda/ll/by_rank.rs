@@ -8,9 +8,7 @@ use crate::backend::cuda::ll::chunks::Cut;
 use crate::backend::cuda::ll::handle::{Handle, kept, rows_with_scales};
 use crate::backend::cuda::ll::launch::{DispatchGrid, Grid, Part};
 use crate::backend::cuda::ll::memory::{Lies, ViewBanks, scale_bytes};
-use crate::backend::cuda::params::ll::{
-    LlBeside, LlRankDispatchParams, LlRankScaledDispatchParams, LlShape, reciprocal,
-};
+use crate::backend::cuda::params::ll::{LlRankDispatchParams, LlRankScaledDispatchParams, LlShape, LlTopk, reciprocal};
 use crate::backend::cuda::params::ll_view::{
     LL_VIEW_BANKS, LL_VIEW_THREADS, LlRankCombineParams, LlRankDispatchViewParams, LlRankScaledDispatchViewParams,
     LlView, LlViewState,
@@ -26,7 +24,7 @@ impl Handle {
     pub fn launch_rank_dispatch(
         &self,
         op: &LlDispatch,
-        beside: &ops::LlBeside,
+        topk: &ops::LlTopk,
         part: Part,
         at: &StreamScope,
     ) -> Result<()> {
@@ -37,7 +35,7 @@ impl Handle {
                 None => (self.plan.dispatch, kernels::ll_rank_dispatch()),
             };
             let grid = &grid.asked(op.launch, kernel.most_threads());
-            let params = self.rank_dispatch_params((op, beside), op.tokens, grid, part);
+            let params = self.rank_dispatch_params((op, topk), op.tokens, grid, part);
             return self.launch_following(kernel, op.launch, grid.launch, &params, at);
         };
         let (grid, kernel) = match (scaled.cast(), few) {
@@ -48,7 +46,7 @@ impl Handle {
         };
         let grid = &grid.asked(op.launch, kernel.most_threads());
         let params = LlRankScaledDispatchParams {
-            dispatch: self.rank_dispatch_params((op, beside), op.tokens, grid, part),
+            dispatch: self.rank_dispatch_params((op, topk), op.tokens, grid, part),
             rows: rows_with_scales(op, scaled, grid.cut)?,
         };
         self.launch_following(kernel, op.launch, grid.launch, &params, at)
@@ -57,19 +55,19 @@ impl Handle {
     /// The parameters of `part` of a rank-major dispatch that reads its rows at `rows`.
     pub(super) fn rank_dispatch_params(
         &self,
-        (op, beside): (&LlDispatch, &ops::LlBeside),
+        (op, topk): (&LlDispatch, &ops::LlTopk),
         rows: DevPtr,
         grid: &DispatchGrid,
         part: Part,
     ) -> LlRankDispatchParams {
         LlRankDispatchParams {
             dispatch: self.dispatch_params((op, rows), grid, part),
-            beside: LlBeside {
-                weights: beside.weights.0 as *const f32,
-                out_ids: kept(part, beside.out_ids.data) as *mut _,
-                out_weights: kept(part, beside.out_weights) as *mut f32,
-                first_id: beside.first_id as u32,
-                has_narrow_ids: u32::from(beside.out_ids.width == IntWidth::Bits32),
+            topk: LlTopk {
+                weights: topk.weights.0 as *const f32,
+                out_ids: kept(part, topk.out_ids.data) as *mut _,
+                out_weights: kept(part, topk.out_weights) as *mut f32,
+                first_id: topk.first_id as u32,
+                has_narrow_ids: u32::from(topk.out_ids.width == IntWidth::Bits32),
             },
         }
     }
@@ -77,10 +75,10 @@ impl Handle {
     /// Enqueues a rank-major dispatch into `bank`.
     pub fn launch_dispatch_view(
         &self,
-        (op, beside, bank): (&LlDispatch, &ops::LlBeside, ViewBank),
+        (op, topk, bank): (&LlDispatch, &ops::LlTopk, ViewBank),
         at: &StreamScope,
     ) -> Result<()> {
-        let mut dispatch = self.rank_dispatch_params((op, beside), op.tokens, &self.plan.dispatch, Part::WHOLE);
+        let mut dispatch = self.rank_dispatch_params((op, topk), op.tokens, &self.plan.dispatch, Part::WHOLE);
         // Scales travel separately from the rows.
         dispatch.dispatch.common.shape = self.plan.shape(op.row.into(), Cut::Large);
         let mut view = self.view(Some(bank), &dispatch.dispatch.common.shape, false)?;
@@ -113,7 +111,7 @@ impl Handle {
         let lies = bank.and_then(lies).unwrap_or(Lies::Apart);
         let in_view = bank.filter(|_| lies != Lies::Across);
         let mut view = self.view(in_view, shape, self.plan.view.combines_with_all_warps())?;
-        view.lie_there = u32::from(lies == Lies::There);
+        view.input_in_bank = u32::from(lies == Lies::There);
         let is_own = part.is_whole() && op.launch.is_own();
         let (grid, parts) = (self.plan.view, view.parts as usize);
         let groups = if is_own { grid.groups(parts) } else { 1 };
@@ -151,7 +149,7 @@ impl Handle {
             scale_bytes: 0,
             step: 0,
             step_parts: 0,
-            lie_there: 0,
+            input_in_bank: 0,
         })
     }
 }

@@ -133,12 +133,12 @@ impl Handle {
 
     fn launch_kernel(&self, op: &LlOp, part: Part, at: &StreamScope) -> Result<()> {
         match op {
-            LlOp::Dispatch(op) => match (&op.beside, &op.scaled) {
+            LlOp::Dispatch(op) => match (&op.topk, &op.scaled) {
                 (None, None) => self.launch_dispatch(op, part, at),
                 (None, Some(scaled)) => self.launch_scaled_dispatch((op, scaled), part, at),
-                (Some(beside), _) => match self.bank_to_fill(op, part) {
-                    Some(bank) => self.launch_dispatch_view((op, beside, bank), at),
-                    None => self.launch_rank_dispatch(op, beside, part, at),
+                (Some(topk), _) => match self.bank_to_fill(op, part) {
+                    Some(bank) => self.launch_dispatch_view((op, topk, bank), at),
+                    None => self.launch_rank_dispatch(op, topk, part, at),
                 },
             },
             LlOp::Combine(op) => self.launch_combine(op, part, at),

@@ -27,7 +27,7 @@ use crate::backend::cuda::scaled_rows::ScalesWord;
 use crate::backend::net::two_sided::{Label, Message};
 use crate::error::Result;
 use crate::model::ids::GroupRank;
-use crate::model::ops::{LlBeside, LlCombine, LlDispatch, LlOp, Routing, RowType};
+use crate::model::ops::{LlCombine, LlDispatch, LlOp, LlTopk, Routing, RowType};
 use crate::model::tensor::DevPtr;
 
 const WARP: u32 = 32;
@@ -183,8 +183,8 @@ impl<'a> OverNodes<'a> {
         at: &StreamScope,
     ) -> Result<()> {
         let (part, nodes) = (self.part(phases), self.nodes()?);
-        if let Some(beside) = &op.beside {
-            return self.launch_rank_dispatch((op, beside), (part, nodes), grid, at);
+        if let Some(topk) = &op.topk {
+            return self.launch_rank_dispatch((op, topk), (part, nodes), grid, at);
         }
         let module = &self.handle.context.module;
         let Some(scaled) = &op.scaled else {
@@ -203,13 +203,13 @@ impl<'a> OverNodes<'a> {
     /// Enqueues `part` of a rank-major dispatch.
     fn launch_rank_dispatch(
         &self,
-        (op, beside): (&LlDispatch, &LlBeside),
+        (op, topk): (&LlDispatch, &LlTopk),
         (part, nodes): (Part, LlNodes),
         grid: &DispatchGrid,
         at: &StreamScope,
     ) -> Result<()> {
         let module = &self.handle.context.module;
-        let params = |rows| self.handle.rank_dispatch_params((op, beside), rows, grid, part);
+        let params = |rows| self.handle.rank_dispatch_params((op, topk), rows, grid, part);
         let Some(scaled) = &op.scaled else {
             let dispatch = params(op.tokens);
             let params = LlRankDispatchNodesParams { dispatch, nodes };
@@ -279,8 +279,8 @@ impl<'a> OverNodes<'a> {
             LL_PACK_THREADS,
         );
         let module = &handle.context.module;
-        if let Some(beside) = &op.beside {
-            self.pack_weights(op, beside, at)?;
+        if let Some(topk) = &op.topk {
+            self.pack_weights(op, topk, at)?;
         }
         let Some(scaled) = &op.scaled else {
             return module.launch(kernels::ll_pack(), shape, &pack, at);
@@ -295,11 +295,11 @@ impl<'a> OverNodes<'a> {
     }
 
     /// Adds the weights to the message with rows and ids.
-    fn pack_weights(&self, op: &LlDispatch, beside: &LlBeside, at: &StreamScope) -> Result<()> {
+    fn pack_weights(&self, op: &LlDispatch, topk: &LlTopk, at: &StreamScope) -> Result<()> {
         let Routing { tokens, top_k, .. } = self.handle.routing;
         let before = tokens * (op.wire().slot_bytes() + top_k * size_of::<i64>());
         let params = LlRankPackParams {
-            weights: beside.weights.0 as *const f32,
+            weights: topk.weights.0 as *const f32,
             to: (self.memory.rows.sends.0 + HEADER_BYTES + before) as *mut f32,
             num_weights: (tokens * top_k) as u64,
         };
@@ -309,7 +309,7 @@ impl<'a> OverNodes<'a> {
 
     /// Sends this rank's rows and ids, rank-major also weights, to the rail peers; receives the remote ranks'.
     fn send_rows(&self, label: Label, op: &LlDispatch, at: &StreamScope) -> Result<()> {
-        let entry = size_of::<i64>() + op.beside.map_or(0, |_| size_of::<f32>());
+        let entry = size_of::<i64>() + op.topk.map_or(0, |_| size_of::<f32>());
         let bytes = op.wire().slot_bytes() + self.handle.routing.top_k * entry;
         self.send_there(label, &self.memory.rows, bytes, at)
     }

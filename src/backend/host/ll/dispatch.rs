@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::model::group::GroupFacts;
 use crate::model::ids::GroupRank;
 use crate::model::layout::{Layout, RowOf};
-use crate::model::ops::{IntWidth, LlBeside, LlDispatch};
+use crate::model::ops::{IntWidth, LlDispatch, LlTopk};
 
 impl HostLl {
     pub(super) fn send_tokens(&self, op: &LlDispatch, fingerprint: &Fingerprint, epoch: u64) -> Result<()> {
@@ -28,8 +28,8 @@ impl HostLl {
             let width = self.routing.width;
             let ids = bytes(self.routing.ids, tokens * top_k * width.bytes());
             message.bytes(width.widened(ids));
-            if let Some(beside) = &op.beside {
-                message.bytes(bytes(beside.weights, tokens * top_k * size_of::<f32>()));
+            if let Some(topk) = &op.topk {
+                message.bytes(bytes(topk.weights, tokens * top_k * size_of::<f32>()));
             }
             rows.append(&mut message)?;
         }
@@ -58,8 +58,8 @@ impl HostLl {
             .map(|(source, message)| SentTokens::read((message, source), fingerprint, most))
             .collect::<Result<_>>()?;
         check_room(facts, op.layout, &sent)?;
-        let landed = match &op.beside {
-            Some(beside) => self.place_by_rank((op, beside), out, &sent)?,
+        let landed = match &op.topk {
+            Some(topk) => self.place_by_rank((op, topk), out, &sent)?,
             None => self.place_by_expert(op, out, &sent)?,
         };
         write_counts(op.counter, &landed.counts)?;
@@ -184,19 +184,16 @@ impl HostLl {
     /// Writes what all sources have sent to the outputs `[R, M, *]`.
     fn place_by_rank(
         &self,
-        (op, beside): (&LlDispatch, &LlBeside),
+        (op, topk): (&LlDispatch, &LlTopk),
         out: &mut [u8],
         sent: &[SentTokens<'_>],
     ) -> Result<Landed> {
         let (experts, top_k) = (self.facts().experts_of(self.facts().rank), self.routing.top_k);
         let entries = self.rows(op.layout)? * top_k;
-        let width = beside.out_ids.width;
+        let width = topk.out_ids.width;
         // SAFETY: `rule` has checked both tensors `[R, M, K]`; the caller leaves them to the operation.
         let (ids, weights) = unsafe {
-            (
-                bytes_mut(beside.out_ids.data, entries * width.bytes()),
-                bytes_mut(beside.out_weights, entries * WEIGHT_BYTES),
-            )
+            (bytes_mut(topk.out_ids.data, entries * width.bytes()), bytes_mut(topk.out_weights, entries * WEIGHT_BYTES))
         };
         ids.fill(NONE);
         let mut landed = Landed::default();
@@ -219,7 +216,7 @@ impl HostLl {
                     placed.push(Placed { token, k: 0, row: at });
                 }
                 let at = placed.last().ok_or_else(|| Error::internal("an entry without a row"))?.row;
-                let id = (beside.first_id + local) as i64;
+                let id = (topk.first_id + local) as i64;
                 match width {
                     IntWidth::Bits32 => copy_row(ids, at * top_k + k, &(id as i32).to_ne_bytes())?,
                     IntWidth::Bits64 => copy_row(ids, at * top_k + k, &id.to_ne_bytes())?,

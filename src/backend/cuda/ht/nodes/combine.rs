@@ -23,9 +23,9 @@ use std::ptr::null;
 /// For remote tokens, whose sums travel on.
 const NO_PARTIALS: HtPartials = HtPartials {
     messages: NO_MESSAGES,
-    spots: null(),
+    departing_index: null(),
     departing: null(),
-    homes: null(),
+    expert_places: null(),
     tokens: 0,
     chunk_ends: 0,
     others: 0,
@@ -135,9 +135,9 @@ impl Combine<'_> {
         let (device, plan) = (&handle.device, handle.plan());
         let partials = HtPartials {
             messages: bank.messages()?,
-            spots: device.spots.wrapping_add(tokens.first),
+            departing_index: device.departing_index.wrapping_add(tokens.first),
             departing: device.departing.wrapping_add(chunks.start),
-            homes: device.homes.wrapping_add(tokens.first * handle.routing.top_k),
+            expert_places: device.expert_places.wrapping_add(tokens.first * handle.routing.top_k),
             tokens: device.tokens,
             chunk_ends: to_u32(plan.chunks + 1)?,
             others: to_u32(plan.others)?,

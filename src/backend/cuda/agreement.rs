@@ -1,4 +1,4 @@
-//! The verdicts that ranks exchange about a new handle, and their consequences.
+//! The verdicts by which ranks learn whether all agree on a new handle, and what follows if one does not.
 //!
 //! HT: the verdicts travel with the counts. Creation does not wait for the other ranks, so a rank may get a handle on
 //! which the ranks disagree. Its kernel finds that out, and then nothing runs on the handle: calls are refused once the
@@ -14,7 +14,7 @@ use crate::error::{Code, Error};
 use crate::model::ids::GroupRank;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// The number of the next handle, counted alike by all ranks: from 1 on, and never 0, which fresh memory holds.
+/// The number of the next handle, the same on all ranks. Never 0, as fresh memory holds zeros.
 pub fn next_number(handles: &AtomicU32) -> u32 {
     match handles.fetch_add(1, Ordering::Relaxed).wrapping_add(1) {
         0 => next_number(handles),
@@ -32,15 +32,15 @@ pub fn verdict_refusing(error: &Error) -> u32 {
     (error.code() as u32) << HT_VERDICT_CODE_SHIFT
 }
 
-/// Why operations on a handle are refused, given the `verdict` of `rank`; `None` if that rank agreed.
+/// The error with which operations on a handle are refused because of `rank`'s `verdict`; `None` if that rank agreed.
 pub fn refusal_of(rank: GroupRank, verdict: u32) -> Option<Error> {
     let code = verdict >> HT_VERDICT_CODE_SHIFT;
     let rule = AmongRanks::RefusedBy { rank, code: Code::from_raw(code.cast_signed()) };
     (code != 0).then(|| Error::refusal(Code::RemoteError, Subject::Handle, rule))
 }
 
-/// Why nothing runs on a handle with `rows` as its number of rows; `None` if the number is valid. This rank has `top_k`
-/// ids per token.
+/// The error of operations on a handle whose number of rows, `rows`, is really a verdict; `None` if it is a number.
+/// This rank has `top_k` ids per token.
 pub fn disagreement(rows: u32, top_k: u32) -> Option<Error> {
     if rows & HT_DISAGREED == 0 {
         return None;

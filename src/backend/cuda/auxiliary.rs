@@ -1,6 +1,5 @@
-//! Kernels around those of operations, for both modes, in stream order: the header of a handle's block in a caller's
-//! memory is written and compared, ids are copied for kernels or rebased to the caller's numbering, and the rows that
-//! each local expert gets are added up.
+//! Small kernels that both modes launch before or after an operation's own: they write and check the header of a
+//! handle's block in a caller's memory, copy ids or rebase them to the caller's numbering, and add up expert counts.
 
 use crate::backend::check_header;
 use crate::backend::cuda::driver;
@@ -21,34 +20,34 @@ use std::ptr::null;
 const _: () = assert!(HANDLE_HEADER_WORDS == HEADER_WORDS && HANDLE_HEADER_ROWS == ROWS_WORD);
 const _: () = assert!(HANDLE_HEADER_COMPARED as usize == COMPARED_WORDS);
 
-/// The header of one block.
-pub(super) struct GivenHeader {
+/// The header of a handle's block in a caller's memory.
+pub(super) struct CallerHeader {
     block: DevPtr,
     words: [u32; HEADER_WORDS],
 }
 
-impl GivenHeader {
+impl CallerHeader {
     /// A header of `words` at the start of `block`.
     pub(super) fn new(block: DevPtr, words: [u32; HEADER_WORDS]) -> Self {
         Self { block, words }
     }
 
-    /// The same for another layout.
+    /// This header, with `layout` in place of its own.
     pub(super) fn of_layout(&self, layout: Layout) -> Self {
         Self::new(self.block, with_layout(self.words, layout))
     }
 
-    /// Enqueues the comparison, before operation `op`: if something else is there, the group fails.
+    /// Enqueues a check before operation `op`: if the block begins with anything else, the group fails.
     pub(super) fn compare(&self, context: &GroupContext, op: KernelOp, at: &StreamScope) -> Result<()> {
         self.launch(context, self.params(context, op), at)
     }
 
-    /// Enqueues writing it, behind `op`, which has filled the block; `rows` is its number of rows, or NULL.
+    /// Enqueues writing the header after `op`, which has filled the block; `rows` is its number of rows, or NULL.
     pub(super) fn write(&self, context: &GroupContext, op: KernelOp, rows: *const u32, at: &StreamScope) -> Result<()> {
         self.launch(context, HandleHeaderParams { writes: 1, rows, ..self.params(context, op) }, at)
     }
 
-    /// HT: the block's number of rows at this point of `stream`, if it has such a header. Waits for the stream.
+    /// HT: the number of rows in the block, if it begins with this header. Waits for `stream`.
     pub(super) fn rows(&self, stream: Stream) -> Result<Option<u32>> {
         let words = driver::download_words(HEADER_WORDS, self.block, stream)?;
         Ok(check_header(&words, &self.words).ok().and_then(|()| words.get(ROWS_WORD).copied()))
@@ -101,7 +100,7 @@ impl IdCopy {
     }
 }
 
-/// Enqueues adding `counts`, one for each of the `experts`, to `totals`, behind the dispatch `op`.
+/// Enqueues adding `counts`, one per expert, to `totals` after the dispatch `op`.
 pub(super) fn add_counts(
     context: &GroupContext,
     op: KernelOp,

@@ -1,4 +1,4 @@
-//! What kernels report when another rank does not come, or does something else.
+//! Kernels' fault reports, from which errors are made: a rank did not come, or does not agree with this one.
 
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::memory::HostPage;
@@ -16,37 +16,37 @@ use once_cell::sync::OnceCell;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Words a report in the terms of the group's mode; none for reports of other kinds.
-pub type OfMode = fn(&FaultReport) -> Option<Error>;
+/// Makes the error of a report whose meaning depends on the group's mode; `None` for other reports.
+pub type ErrorOfMode = fn(&FaultReport) -> Option<Error>;
 
-/// A group's only report, and the deadline of its waits.
+/// The host page that holds a group's fault report, of which there is only one, and the timeout of its waits.
 #[derive(Debug)]
 pub struct FaultPage {
     page: HostPage<FaultReport>,
-    /// Kernels number the ranks of this node by their local index.
+    /// Translates kernels' local ranks to ranks of the group.
     view: Arc<NodeView>,
     pub timeout: Duration,
-    of_mode: OfMode,
-    /// HT: the rows that an ABI cuts tensors to; 0 for none.
+    of_mode: ErrorOfMode,
+    /// HT: the most rows of a tensor in the caller's ABI; 0 if unlimited.
     tensor_rows: usize,
     /// The failure of the network between nodes.
     network: OnceCell<Error>,
 }
 
 impl FaultPage {
-    /// An empty report of the rank that sees `view`.
+    /// A page without a report, of the rank that sees `view`.
     pub fn new(
         context: &Arc<Context>,
         view: Arc<NodeView>,
         timeout: Duration,
-        of_mode: OfMode,
+        of_mode: ErrorOfMode,
         tensor_rows: usize,
     ) -> Result<Self> {
         Ok(Self { page: HostPage::new(context, 1)?, view, timeout, of_mode, tensor_rows, network: OnceCell::new() })
     }
 
-    /// Records that the network between nodes has failed. The first failure counts: kernels report others, as what they
-    /// receive from now on is undefined.
+    /// Records that the network between nodes has failed, unless a kernel has already reported: after either failure
+    /// what kernels receive is undefined, so only the first one counts.
     pub fn network_failed(&self, error: &Error) {
         if self.report().is_none() {
             let _ = self.network.set(error.clone());
@@ -57,7 +57,7 @@ impl FaultPage {
         self.page.complete(0, |it| it.state != Fault::None as u32)
     }
 
-    /// What the waits of kernel `op` need; `failed` and `peer_failed` are the group's marks in device memory.
+    /// The parameters of the waits of kernel `op`; `failed` and `peer_failed` are the group's marks in device memory.
     pub fn wait_params(&self, op: KernelOp, failed: DevPtr, peer_failed: DevPtr) -> WaitParams {
         WaitParams {
             timeout_ns: nanoseconds(self.timeout),
@@ -100,7 +100,7 @@ impl FaultPage {
             _ if failed.is_some() => String::new(),
             _ => format!(", whose last one is {got}"),
         };
-        let awaited = format!("{} of operation {expected} of rank {peer}{last}", what_name(what));
+        let awaited = format!("{} of operation {expected} of rank {peer}{last}", wait_name(what));
         let text = format!("{why}: rank {} waited {waited_ms} ms for {awaited}", self.view.rank);
         Error::new(Code::RemoteError, text)
     }
@@ -128,7 +128,7 @@ impl Faults for FaultPage {
         };
         Some(match operation(report.op) {
             Some(operation) => error.during(Circumstance::Running(operation)),
-            None => error.within(other_name(report.op)),
+            None => error.within(internal_op_name(report.op)),
         })
     }
 }
@@ -138,13 +138,13 @@ pub fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// A rank's repeated ids take slots of an expert that others need.
+/// The error if a rank repeats ids: the entries take slots of the expert that other ranks need.
 fn repeated_ids(report: &FaultReport) -> Error {
     let rule = AmongRanks::RoomForRepeated { rank: GroupRank::from(report.peer), expert: report.what as usize };
     Error::usage(Subject::Tensor(Role::Ids), rule).got(report.got, format_args!("at most {}", report.expected))
 }
 
-/// The disagreement of two ranks about the bytes of their rows or about their scales, if there is one.
+/// The error if two ranks disagree on the bytes of rows or on scales, from their words `mine` and `theirs`.
 pub fn other_rows(report: &FaultReport, mine: usize, theirs: usize) -> Option<Error> {
     let [our_scales, their_scales] = [report.expected_scales, report.got_scales].map(ScalesWord);
     let bytes = |payload, scales: ScalesWord| RowBytes { payload, scales: scales.bytes() };
@@ -159,12 +159,12 @@ pub fn other_rows(report: &FaultReport, mine: usize, theirs: usize) -> Option<Er
     })
 }
 
-/// `subject` differs between this rank and the report's.
+/// The error if `subject` differs between this rank and the reported one.
 pub fn differs(report: &FaultReport, subject: Subject) -> Error {
     Error::usage(subject, AmongRanks::Same { rank: GroupRank::from(report.peer) })
 }
 
-/// The operation that waited, if a caller asked for it.
+/// The operation that waited; `None` if the caller did not call it, such as a self-test.
 fn operation(op: u32) -> Option<Operation> {
     match KernelOp::from_raw(op)? {
         KernelOp::LlDispatch => Some(Operation::LlDispatch),
@@ -176,21 +176,21 @@ fn operation(op: u32) -> Option<Operation> {
     }
 }
 
-/// The name of what waited otherwise.
-fn other_name(op: u32) -> String {
+/// The name of an internal operation that waited.
+fn internal_op_name(op: u32) -> String {
     match KernelOp::from_raw(op) {
         Some(KernelOp::PeerSelftest) => "peer self test".to_owned(),
         _ => format!("operation {op}"),
     }
 }
 
-/// Operation `op` in a text.
+/// Operation `op`, as error texts name it.
 pub fn op_value(op: u32) -> Value {
-    operation(op).map_or_else(|| Value::Text(other_name(op)), Value::Operation)
+    operation(op).map_or_else(|| Value::Text(internal_op_name(op)), Value::Operation)
 }
 
-/// The name of what did not come.
-fn what_name(what: Option<Wait>) -> &'static str {
+/// The name of what the kernel waited for.
+fn wait_name(what: Option<Wait>) -> &'static str {
     match what {
         Some(Wait::Pattern) => "the data",
         Some(Wait::Counts) => "the row counts",

@@ -1,7 +1,6 @@
 //! Tests that need one GPU. They are ignored by default; the step `gpu/rust` of `make gpu-test` runs them.
 //!
-//! Two ranks share the GPU, each with its own window and thread, so that a test can leave out one
-//! rank's sends on purpose.
+//! Two ranks share the GPU, each with its own window and thread, so that a test can omit one rank's sends.
 
 use super::driver;
 use super::driver::context::Context;
@@ -24,7 +23,7 @@ use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// One test at a time: an allocation in one waits for the kernels of another.
+/// Only one test at a time uses the GPU: an allocation in one would wait for the kernels of another.
 static GPU: Mutex<()> = Mutex::new(());
 
 const TIMEOUT: Duration = Duration::from_millis(300);

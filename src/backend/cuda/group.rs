@@ -1,4 +1,4 @@
-//! One rank's side of a group on GPUs: its kernels, its window, and the windows of its peers.
+//! One rank's side of an open group on GPUs: creates its handles, maps memory for objects, and closes it.
 
 use crate::backend::bootstrap::Bootstrap;
 use crate::backend::cuda::driver::memory::CudaMemory;
@@ -54,7 +54,7 @@ impl CudaGroup {
 
     fn close_windows(&self, windows: GroupWindows, stream: Stream) -> Result<()> {
         self.objects.bootstrap.begin_call();
-        // Over several nodes the network's end checks for graphs itself.
+        // Over several nodes closing the network checks for graphs.
         let launches = match self.network {
             None => Graphs::Count,
             Some(_) => Graphs::DoNotCount,
@@ -62,7 +62,7 @@ impl CudaGroup {
         let left = self.leave(self.memory.context.wait_for_operations(self.timeout, stream, launches));
         let mut objects = self.objects.take_all();
         if matches!(left, Ok(End::Together { .. })) {
-            // Unlike windows they may be large, and cannot be reused.
+            // Objects are always unmapped: unlike windows they may be large, and no later group reuses them.
             objects.iter_mut().all(Mapped::unmap);
         }
         let mut objects: Vec<_> = objects.into_iter().map(|it| it.windows).collect();
@@ -74,15 +74,15 @@ impl CudaGroup {
                 objects.push(windows.operations);
                 PeerWindows::release(objects, &self.objects.bootstrap, stream)
             }
-            // Only the ranks of one node know here whether all of them meet.
+            // `Together` says that all ranks of this node, not of the group, have met.
             Ok(End::Together { .. }) => windows.part(objects, &self.teardown),
             // Everything stays allocated, as a peer's kernels may still write there.
             left => left.map(drop),
         }
     }
 
-    /// Leaves the other ranks of the node: together with them, or at once if this rank has failed, or if its
-    /// operations have not `rested`.
+    /// Ends this rank's part in the node: together with its other ranks, or at once if this rank has failed or its
+    /// operations have not finished (`rested`).
     fn leave(&self, rested: Result<()>) -> Result<End> {
         // A rank that lost an exchange has already waited for another rank, and takes part in no further exchange.
         if self.group.faults.first().is_some() || self.objects.bootstrap.lost().is_some() {
@@ -120,7 +120,7 @@ impl GroupBackend for CudaGroup {
     }
 
     fn take_blocks_from(&self, blocks: Arc<dyn Blocks>) {
-        // The first blocks given stay.
+        // Only the first call has an effect.
         let _ = self.group.blocks.set(blocks);
     }
 
@@ -132,7 +132,7 @@ impl GroupBackend for CudaGroup {
             let bases = self.objects.make_of_all(Ok(Wanted::New(bytes)), Kind::Views, stream)?;
             let own = bases.get(self.objects.bootstrap.rank().index()).copied().unwrap_or_default();
             let filled = self.memory.fill(DevPtr(own), LL_SENTINEL, bytes);
-            // Nobody sends rows there before all ranks' banks are ready.
+            // No rank may send rows to a bank before its owner has filled it.
             self.objects.bootstrap.agree(filled.map(|()| Vec::new()), 0, stream)?;
             Ok(bases)
         })

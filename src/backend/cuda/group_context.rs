@@ -1,4 +1,4 @@
-//! What every kernel of an open group needs: loaded kernels, peers' windows, deadline.
+//! What every launch of an open group needs: the loaded kernels, the peers' windows, the timeout.
 
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory, HostPage};
 use crate::backend::cuda::driver::module::Module;
@@ -18,32 +18,31 @@ use std::ptr::null_mut;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-/// Offset of the LL channel states: in the same 128 bytes as the failure mark before them, so that
-/// one memory access fetches both.
+/// Offset of the LL channel states: in the same 128 bytes as the failure mark, so that one memory access gets both.
 const CHANNEL_STATES: usize = 64;
 const STATE_BYTES: usize = CHANNEL_STATES + LL_CHANNELS as usize * size_of::<LlChannelState>();
 const _: () = assert!(STATE_BYTES <= 128);
 
-/// An open group, as its operations see it. The windows stay mapped until the group closes.
+/// The part of an open group that its operations use. The windows stay mapped until the group closes.
 pub(super) struct GroupContext {
     pub(super) module: Module,
     pub(super) faults: Arc<FaultPage>,
-    /// The most blocks of this group that may wait for other ranks at the same time: the device's multiprocessors,
-    /// except those reserved for others.
+    /// The most blocks that may wait for other ranks at the same time: one per multiprocessor of the device, except
+    /// those that the caller reserves for other work.
     pub(super) multiprocessors: u32,
-    /// Supplies the blocks of handles, in place of the library's memory.
+    /// Allocates the blocks of handles, if the caller has set an allocator.
     pub(super) blocks: OnceLock<Arc<dyn Blocks>>,
-    /// Whether kernels may be launched before the kernels that they wait for end.
+    /// Whether kernels may use programmatic dependent launch.
     pub(super) programmatic: bool,
     /// The group's failure mark and the states of the LL channels: the words that a kernel loads first.
     state: Buffer,
     pub(super) objects: Objects,
-    // In the kernels' form, since every launch needs them.
+    // As kernel parameters, ready to be copied into every launch.
     peers: PeerTable,
     wait: WaitParams,
 }
 
-/// Memory of this node's ranks at `bases`, of which `rank` is this one, in the kernels' form.
+/// The kernel parameter for memory of this node's ranks, at `bases`; `rank` is this one.
 pub(super) fn peer_table(bases: impl ExactSizeIterator<Item = usize>, rank: LocalRank) -> PeerTable {
     let mut table = PeerTable { window: [null_mut(); MAX_PEERS], ranks: bases.len() as u32, rank: rank.word() };
     for (to, base) in table.window.iter_mut().zip(bases) {
@@ -52,21 +51,21 @@ pub(super) fn peer_table(bases: impl ExactSizeIterator<Item = usize>, rank: Loca
     table
 }
 
-/// What a group keeps on the device besides its window.
-pub(super) struct Kept {
+/// A group's device memory besides its window.
+pub(super) struct DeviceState {
     state: Buffer,
     objects: Objects,
 }
 
-impl Kept {
-    /// New memory for a group with so many `ranks` on this node.
+impl DeviceState {
+    /// For a group with `ranks` ranks on this node.
     pub(super) fn new(memory: &Arc<CudaMemory>, ranks: usize) -> Result<Self> {
         Ok(Self { state: Buffer::zeroed(memory, STATE_BYTES)?, objects: Objects::new(memory, ranks)? })
     }
 }
 
-/// What bounds a group's launches.
-pub(super) struct Launches {
+/// Limits of a group's launches.
+pub(super) struct LaunchLimits {
     /// As [`GroupContext::multiprocessors`].
     pub(super) multiprocessors: u32,
     /// As [`GroupContext::programmatic`].
@@ -74,31 +73,31 @@ pub(super) struct Launches {
 }
 
 impl GroupContext {
-    /// A group with the `windows` of this node's ranks; `rank` is this one's local index. Peers report their
-    /// failures at `peer_failed`.
+    /// A group with the `windows` of this node's ranks; `rank` is this one's local index. A peer that fails sets the
+    /// word at `peer_failed`.
     pub(super) fn new(
         module: Module,
         faults: Arc<FaultPage>,
-        launches: Launches,
-        kept: Kept,
+        launches: LaunchLimits,
+        state: DeviceState,
         peer_failed: DevPtr,
         windows: &[DevPtr],
         rank: LocalRank,
     ) -> Self {
         Self {
             module,
-            wait: faults.wait_params(KernelOp::PeerSelftest, kept.state.data(), peer_failed),
+            wait: faults.wait_params(KernelOp::PeerSelftest, state.state.data(), peer_failed),
             faults,
             multiprocessors: launches.multiprocessors,
             blocks: OnceLock::new(),
             programmatic: launches.programmatic,
-            state: kept.state,
-            objects: kept.objects,
+            state: state.state,
+            objects: state.objects,
             peers: peer_table(windows.iter().map(|base| base.0), rank),
         }
     }
 
-    /// Memory for a handle's block, with arbitrary content.
+    /// Uninitialised memory for a handle's block.
     pub(super) fn block(&self, memory: &Arc<CudaMemory>, bytes: usize) -> Result<Buffer> {
         match self.blocks.get() {
             Some(blocks) => Ok(Buffer::given(memory, blocks.take(bytes)?)),
@@ -106,8 +105,8 @@ impl GroupContext {
         }
     }
 
-    /// Enqueues a kernel that begins with `follow_grid` (`cuda/base/ptx.cuh`): launched early, unless the group or this
-    /// launch, `in_order`, forbids it.
+    /// Enqueues a kernel that begins with `follow_grid` (`cuda/base/ptx.cuh`), with programmatic dependent launch
+    /// unless the group or this launch (`in_order`) forbids it.
     pub(super) fn launch_following<P>(
         &self,
         kernel: Kernel<P>,
@@ -141,8 +140,8 @@ impl GroupContext {
         self.window(self.rank())
     }
 
-    /// Words on the device that the host writes after a failure that no kernel has seen: this rank's own mark, and in
-    /// its peers' windows the word that says that a peer has failed.
+    /// The words that the host must write on the device after a failure that no kernel has seen: this rank's own mark,
+    /// and in each peer's window the word that says that a peer has failed.
     pub(super) fn failure_marks(&self) -> Vec<(DevPtr, u32)> {
         let own = (self.state.data(), 1);
         let peers = (0..self.peers.ranks).filter(|&peer| peer != self.peers.rank).map(LocalRank::from);
@@ -151,12 +150,12 @@ impl GroupContext {
         std::iter::once(own).chain(announced).collect()
     }
 
-    /// Deadline and fault report for kernel `op`.
+    /// Timeout and fault report for kernel `op`.
     pub(super) fn wait(&self, op: KernelOp) -> WaitParams {
         WaitParams { op, ..self.wait }
     }
 
-    /// The same with only `left` until the deadline.
+    /// As [`Self::wait`], with the timeout `left`.
     pub(super) fn wait_at_most(&self, left: Duration, op: KernelOp) -> WaitParams {
         WaitParams { timeout_ns: nanoseconds(left), ..self.wait(op) }
     }
@@ -169,9 +168,9 @@ impl GroupContext {
 
 const ADDRESS_BYTES: usize = size_of::<u64>();
 
-/// The objects of a group, memory of the ranks that their peers map, as its operations see them: where tensors lie, and
-/// where kernels find the peers' memory. The table exists before any object, and a row of it changes only while no
-/// operation uses its object: so graphs can use objects made after their capture.
+/// The objects of a group, that is the memory that ranks have registered and their peers have mapped: tells which
+/// object holds a tensor, and tells kernels the peers' addresses. The table of addresses exists before any object, and
+/// a row changes only while no operation uses its object, so that graphs can use objects made after their capture.
 pub(super) struct Objects {
     memory: Arc<CudaMemory>,
     pub(super) recognised: Arc<Recognised>,
@@ -182,7 +181,7 @@ pub(super) struct Objects {
 }
 
 impl Objects {
-    /// No objects yet, in a group with `ranks` on this node.
+    /// No objects yet; the group has `ranks` on this node.
     pub(super) fn new(memory: &Arc<CudaMemory>, ranks: usize) -> Result<Self> {
         Ok(Self {
             memory: Arc::clone(memory),
@@ -198,38 +197,38 @@ impl Objects {
         MAX_OBJECTS * ranks * ADDRESS_BYTES
     }
 
-    /// Where a tensor of `bytes` at `address` lies, if peers can reach it.
+    /// The object and offset of a tensor of `bytes` at `address`, if peers can reach it.
     pub(super) fn place_of(&self, address: u64, bytes: u64) -> Option<Place> {
         self.recognised.place_of(address, bytes)
     }
 
-    /// Whether the group has an object; between two given operations all ranks answer alike.
+    /// Whether the group has an object; at the same point of the sequence of operations all ranks get the same answer.
     pub(super) fn any(&self) -> bool {
         self.recognised.any()
     }
 
-    /// The device address of `u64 [MAX_OBJECTS][ranks]`: this rank's address of the memory that each rank of this node
-    /// has for an object, by local rank; 0 if none.
+    /// The device address of `u64 [MAX_OBJECTS][ranks]`: where this rank has mapped the memory of each local rank for
+    /// each object; 0 if there is none.
     pub(super) fn table(&self) -> u64 {
         self.table.data().0 as u64
     }
 
-    /// Where kernels count operations that could not access this rank's tensor in place.
+    /// The counter, on the device, of operations that could not access this rank's tensor in place.
     pub(super) fn fallbacks_on_device(&self) -> Result<*mut u64> {
         Ok(self.page()?.device())
     }
 
-    /// Allocated with the first object, as an operation may be captured.
+    /// The page of that counter, allocated with the first object: allocating would be illegal while a stream captures.
     fn page(&self) -> Result<&HostPage<u64>> {
         self.fallbacks.get_or_try_init(|| HostPage::new(&self.memory.context, 1))
     }
 
-    /// The number of those operations.
+    /// The number of operations that could not access this rank's tensor in place.
     pub(super) fn fallbacks(&self) -> u64 {
         self.fallbacks.get().and_then(|page| page.read(0)).unwrap_or_default()
     }
 
-    /// Tells kernels the addresses of the ranks' memory of `object`; zeros for one that ends.
+    /// Writes the table's row for `object`: the addresses of the ranks' memory, or nothing (zeros) if the object ends.
     pub(super) fn write(&self, object: u32, bases: &[usize]) -> Result<()> {
         self.page()?;
         let row = self.ranks * ADDRESS_BYTES;

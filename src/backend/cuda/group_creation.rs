@@ -1,7 +1,7 @@
 //! Opening a group on GPUs.
 //!
-//! Ranks leave each step of the opening together: a failure on one rank fails all, and no kernel waits for a rank that
-//! has given up.
+//! After each step the ranks agree whether it succeeded on all of them. So a failure on one rank fails all, and no
+//! kernel waits for a rank that has given up.
 
 use crate::backend::bootstrap::Bootstrap;
 use crate::backend::cuda::driver;
@@ -9,7 +9,7 @@ use crate::backend::cuda::driver::memory::{CudaMemory, HostPage};
 use crate::backend::cuda::driver::module::Module;
 use crate::backend::cuda::fault::FaultPage;
 use crate::backend::cuda::group::{CudaGroup, CudaMapper, Mode};
-use crate::backend::cuda::group_context::{GroupContext, Kept, Launches};
+use crate::backend::cuda::group_context::{DeviceState, GroupContext, LaunchLimits};
 use crate::backend::cuda::ht::plan::HtPlan;
 use crate::backend::cuda::ht::{self, HtGroup};
 use crate::backend::cuda::ll::plan::LlPlan;
@@ -76,13 +76,13 @@ impl Plan {
         }
     }
 
-    /// Writes the initial content of a new window's part at `start` where it is not zero.
+    /// Fills what must not be zero in the mode's part of a new window, at `start`.
     fn initialise(&self, memory: &CudaMemory, start: usize) -> Result<()> {
         let Self::Ll(plan) = self else { return Ok(()) };
         plan.with_sentinel().try_for_each(|(offset, bytes)| memory.fill(DevPtr(start + offset), LL_SENTINEL, bytes))
     }
 
-    /// The mode's side of `group`; its part of the windows begins at `start`.
+    /// The mode's state in `group`; its part of the windows begins at `start`.
     fn open(
         self,
         group: &Arc<GroupContext>,
@@ -101,7 +101,7 @@ impl Plan {
     }
 }
 
-/// What a rank decides and allocates before it meets the others.
+/// What a rank decides and allocates before the first exchange with other ranks.
 struct Prepared {
     module: Module,
     plan: Plan,
@@ -110,8 +110,8 @@ struct Prepared {
     record: Vec<u8>,
     faults: Arc<FaultPage>,
     verdicts: HostPage<SelftestResult>,
-    kept: Kept,
-    launches: Launches,
+    state: DeviceState,
+    launches: LaunchLimits,
 }
 
 impl Prepared {
@@ -139,8 +139,8 @@ impl Prepared {
             record: windows.record()?,
             windows,
             verdicts: HostPage::new(context, ranks)?,
-            kept: Kept::new(memory, ranks)?,
-            launches: Launches {
+            state: DeviceState::new(memory, ranks)?,
+            launches: LaunchLimits {
                 multiprocessors: match view.others() {
                     0 => all,
                     _ => blocks_beside_network(all),
@@ -152,7 +152,7 @@ impl Prepared {
     }
 }
 
-/// Opens this rank's side. Collective: every rank gets a group, or every rank an error.
+/// Opens a group. Collective: either every rank gets a group, or every rank an error.
 pub(super) fn open(
     on: Arc<CudaMemory>,
     facts: &GroupFacts,
@@ -175,7 +175,7 @@ pub(super) fn open(
         own.module,
         own.faults,
         own.launches,
-        own.kept,
+        own.state,
         DevPtr(windows.operations.window.base().0 + own.layout.peer_failed),
         &mapped.bases,
         view.own,
@@ -185,7 +185,7 @@ pub(super) fn open(
     let mode = network.as_ref().map_err(Error::clone);
     let mode = mode.and_then(|network| own.plan.open(&group, &on, network.as_ref(), start));
     if let Err(error) = agree_on(&bootstrap, &mode, stream) {
-        // On all ranks: NCCL makes the ranks of a node wait for each other there.
+        // All ranks do this, as NCCL makes the ranks of a node wait for each other here.
         if let Ok(Some(network)) = &network {
             network.close();
         }
@@ -207,20 +207,19 @@ pub(super) fn open(
     Ok(group.opened())
 }
 
-/// Exchanges the records of the ranks' windows, once all have `prepared`.
+/// Exchanges the records of the ranks' windows if all have `prepared`.
 fn meet(prepared: Result<Prepared>, bootstrap: &Bootstrap, stream: Stream) -> Result<(Prepared, Vec<Vec<u8>>)> {
     let record = prepared.as_ref().map(|own| own.record.clone());
     let records = bootstrap.agree(record.map_err(Error::clone), GroupWindows::RECORD_BYTES, stream);
     let mut own = prepared?;
-    // If a rank is known to have refused, no rank maps a window.
+    // If a rank has refused, all know it, and none maps a window.
     if records.is_ok() || bootstrap.lost().is_some() {
         own.windows.publish();
     }
     Ok((own, records?))
 }
 
-/// Connects the nodes for messages of up to `most_bytes`, if there are several and all ranks have `tested` their
-/// windows.
+/// Connects the nodes, if there are several, for messages of up to `most_bytes`, once the windows are `tested`.
 fn connect(
     memory: &Arc<CudaMemory>,
     view: &Arc<NodeView>,
@@ -247,7 +246,7 @@ struct Mapped {
 }
 
 impl Mapped {
-    /// Tests whether ranks can write to each other's windows.
+    /// Tests that ranks can write to each other's windows.
     fn test(
         &self,
         verdicts: &HostPage<SelftestResult>,
@@ -261,7 +260,7 @@ impl Mapped {
         })
     }
 
-    /// The teardown, through the windows for `words` or else those of operations.
+    /// The teardown, whose words travel through the windows `words`, or without these through those of operations.
     fn teardown(self, words: Option<&PeerWindows>, memory: &Arc<CudaMemory>, timeout: Duration) -> Teardown {
         let own = self.view.own;
         let (bases, offset) = match words {
@@ -273,7 +272,7 @@ impl Mapped {
     }
 }
 
-/// Leaves a step together: an error if any rank has one.
+/// Ends a step on all ranks: an error if any rank has one.
 fn agree_on<T>(bootstrap: &Bootstrap, mine: &Result<T>, stream: Stream) -> Result<()> {
     bootstrap.agree(mine.as_ref().map(|_| Vec::new()).map_err(Error::clone), 0, stream).map(drop)
 }

@@ -1,7 +1,7 @@
-//! The list of all kernels: names, parameters and launch bounds; and what it takes to launch one.
+//! The list of all kernels: names, parameters and launch bounds, and the types for launching one.
 //!
-//! Each kernel is named by the function of the same name. `params/kernels.h` is generated from the list
-//! (`cuda/params/build.rs`), and the definitions in `cuda/` take their parameters and bounds from there.
+//! `params/kernels.h` is generated from the list (`cuda/params/build.rs`), and the kernels in `cuda/` take their
+//! parameters and bounds from that header. For each kernel there is a Rust function of the same name.
 
 use crate::backend::cuda::params::common::*;
 use crate::backend::cuda::params::ht::*;
@@ -19,7 +19,7 @@ use std::sync::Arc;
 /// A kernel whose only parameter is a `P`.
 #[derive(Clone, Copy)]
 pub struct Kernel<P> {
-    /// Its line of the list, and its index among that line's kernels.
+    /// The kernel's line in the list, and its index within that line.
     pub(super) line: Line,
     pub(super) number: usize,
     params: PhantomData<fn(P)>,
@@ -35,7 +35,7 @@ impl<P> Kernel<P> {
     }
 }
 
-/// The index of a kernel in a line with `<T>`, by the element type that it sums or casts.
+/// The index within a line with `<T>` of the kernel that sums or casts elements of type `dtype`.
 fn number_of(dtype: DType) -> Result<usize> {
     match dtype {
         DType::Bfloat16 => Ok(0),
@@ -55,7 +55,7 @@ macro_rules! names {
     };
 }
 
-/// The functions by which callers name a line's kernels.
+/// The function that returns a line's kernel.
 macro_rules! function {
     ($line:ident($params:ident)) => {
         pub const fn $line() -> Kernel<$params> {
@@ -189,13 +189,13 @@ pub struct LaunchShape {
 }
 
 impl LaunchShape {
-    /// Without dynamic shared memory.
+    /// A launch without dynamic shared memory.
     pub const fn new(blocks: u32, threads: u32) -> Self {
         Self { blocks, threads, shared_bytes: 0 }
     }
 }
 
-/// `count` in the integer type of kernel parameters.
+/// `count` as a kernel parameter.
 pub(super) fn to_u32(count: usize) -> Result<u32> {
     u32::try_from(count).map_err(|_| Error::internal(format!("{count} does not fit a kernel")))
 }
@@ -208,7 +208,7 @@ mod tests {
     fn the_guide_lists_every_kernel() {
         let guide = include_str!("../../../docs/guide/profiling.md");
         for line in Line::ALL {
-            // The guide says that a name with _bf16, which is the first, stands for the others.
+            // The guide lists only the name with _bf16, the first, for all three.
             let name = line.names()[0];
             assert!(guide.contains(&format!("`{name}`")), "{name}");
         }

@@ -1,7 +1,7 @@
 //! The backend for GPUs that map each other's memory; sibling of `host`.
 //!
-//! It is always compiled and loads without any part of CUDA. Without a driver, or without the
-//! kernels that `build.rs` embeds where it finds nvcc, only opening a group fails.
+//! It is always compiled, and the library loads on machines without CUDA. Only opening a group needs a driver, and the
+//! kernels that `build.rs` embeds if it finds nvcc.
 
 mod agreement;
 mod auxiliary;

@@ -1,9 +1,10 @@
 //! The order of a group's operations on the device, across streams.
 //!
-//! Each operation of a group begins after the previous one: they use the same memory, and the blocks of two might not
-//! fit on the device together. Only receive phases of staged operations are exempt. An event is recorded after every
-//! operation, as its stream may be destroyed before another one waits on it. That costs the host 0.1 to 0.4 us; a
-//! counter of finished blocks would take longer on the device (`docs/development/host-time.md`).
+//! Each operation of a group begins after the previous one has ended, as all use the same memory, and the blocks of two
+//! might not fit on the device together. Only receive phases of staged operations are exempt.
+//! An event is recorded after every operation, because its stream may be destroyed before another stream has to wait.
+//! This costs the host 0.1 to 0.4 us; counting finished blocks on the device would take longer
+//! (`docs/development/host-time.md`).
 
 use crate::backend::cuda::driver::context::{Context, Enqueued};
 use crate::backend::cuda::driver::event::Event;
@@ -15,10 +16,10 @@ use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The operations that the group has enqueued, outside of graphs and in captures.
+/// The order of a group's operations, outside of graphs and within captures.
 pub(super) struct Order(Arc<Operations<Event>>);
 
-/// The events that follow operations.
+/// Events recorded after operations.
 pub(super) trait Events: Send {
     fn all(&self) -> impl Iterator<Item = &Event>;
 }
@@ -29,15 +30,15 @@ impl Events for Event {
     }
 }
 
-/// Operations in one order or several, and the ends of the last ones.
+/// Operations in one or several orders, with the events after the last one of each.
 pub(super) struct Operations<T> {
     done: Mutex<T>,
-    /// Set under the lock of `done`: no operation may follow.
+    /// Whether the group has ended, so that no operation may follow; changed under the lock of `done`.
     ended: AtomicBool,
 }
 
 impl<T: Events + 'static> Operations<T> {
-    /// Those of the group in `context`; none yet.
+    /// No operations yet, of a group in `context`.
     pub(super) fn new(context: &Context, done: T) -> Arc<Self> {
         let operations = Arc::new(Self { done: Mutex::new(done), ended: AtomicBool::new(false) });
         context.watch(&operations);
@@ -62,9 +63,9 @@ impl Order {
         Ok(Self(Operations::new(context, Event::new(context)?)))
     }
 
-    /// Makes `at` wait for the previous operation. Work launched until [`Turn::end`] is the next operation; without
-    /// that call none was launched. Operations captured into the same graph are ordered, too; the caller orders the
-    /// launches of graphs.
+    /// Makes `at` wait for the previous operation. What the caller launches until [`Turn::end`] is the next operation;
+    /// a turn dropped without that call counts as nothing launched. Operations captured into one graph are ordered,
+    /// too; the caller has to order the launches of graphs.
     pub(super) fn begin<'a>(&'a self, at: &'a StreamScope) -> Result<Turn<'a>> {
         let done = self.0.lock();
         self.0.check_open()?;
@@ -73,7 +74,7 @@ impl Order {
     }
 }
 
-/// One operation's place in the order; no other operation begins until it is dropped.
+/// An operation's turn to be enqueued; it holds the lock of the order, so no other operation can begin.
 #[must_use]
 pub(super) struct Turn<'a> {
     done: MutexGuard<'a, Event>,
@@ -81,12 +82,12 @@ pub(super) struct Turn<'a> {
 }
 
 impl Turn<'_> {
-    /// Records that the operation was launched: the next one will wait for it.
+    /// Records that the operation was launched, so that the next one waits for it.
     pub(super) fn end(mut self) -> Result<()> {
         self.done.record(self.at)
     }
 
-    /// The same for an operation of several launches. If enqueuing failed halfway, what was launched is recorded.
+    /// As [`Self::end`], for an operation of several launches, also if `enqueued` failed after some of them.
     pub(super) fn end_after(self, enqueued: Result<()>) -> Result<()> {
         enqueued.and(self.end())
     }

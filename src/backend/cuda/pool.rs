@@ -1,4 +1,4 @@
-//! Pools handles' device memory for later handles, because allocating and freeing synchronize the device.
+//! Reuses the device memory of handles for later ones, because allocating and freeing synchronize the device.
 
 use crate::backend::cuda::driver::stream::{Capture, StreamScope};
 use crate::error::Result;
@@ -12,31 +12,31 @@ pub(super) struct Pool<P> {
     entries: Mutex<Vec<Arc<Entry<P>>>>,
 }
 
-/// Memory for one routing at a time, and the graphs that use it. Whether a graph still exists is not tracked: the user
-/// object that would tell makes each launch 2.6 us longer.
+/// Memory for one routing at a time, and the graphs that use it. Graphs count as existing until their handle ends: the
+/// CUDA user object that would report a graph's end makes each launch 2.6 us longer.
 struct Entry<P> {
     memory: P,
     uses: Mutex<Vec<GraphUse>>,
 }
 
-/// A graph with operations of a handle that use the memory; counts until the handle ends. Handles outlive graphs.
+/// A graph with operations of `handle` that use the memory. It ends before the handle does.
 struct GraphUse {
     capture: Capture,
     handle: WatchedLife,
 }
 
 /// A request for memory.
-pub(super) struct Asking<'a> {
+pub(super) struct MemoryRequest<'a> {
     pub(super) handle: &'a HandleLife,
     /// The capture whose operations will use it.
     pub(super) capture: Option<Capture>,
-    /// Whether nothing stays there from one launch of a handle's graph to the next, so that its graphs may share it.
+    /// Whether several graphs of a handle may share the memory, as nothing in it has to outlast a graph's launch.
     pub(super) shares: bool,
 }
 
-/// A routing's memory, until all clones are dropped. Its operations may still be enqueued then, but run before those of
-/// the next routing.
-pub(super) struct Taken<P> {
+/// Memory that a routing uses until all clones are dropped. Operations enqueued until then may still have to run;
+/// stream order puts them before those of the next routing.
+pub(super) struct PooledMemory<P> {
     entry: Arc<Entry<P>>,
     handle: HandleLife,
 }
@@ -52,47 +52,48 @@ impl<P> Pool<P> {
     /// suitable.
     pub(super) fn take(
         &self,
-        asking: &Asking<'_>,
+        request: &MemoryRequest<'_>,
         waste: impl Fn(&P) -> Option<usize>,
         make: impl FnOnce() -> Result<P>,
-    ) -> Result<Taken<P>> {
-        // Under the lock, an entry with one reference is free.
+    ) -> Result<PooledMemory<P>> {
+        // Only `entries` refers to a free entry; the lock keeps others from taking it meanwhile.
         let free = |entries: &mut Vec<Arc<Entry<P>>>| {
             let idle = entries.iter_mut().filter_map(|it| {
                 let entry = Arc::get_mut(it)?;
-                let waste = entry.serves(asking).then(|| waste(&entry.memory))??;
+                let waste = entry.serves(request).then(|| waste(&entry.memory))??;
                 Some((waste, Arc::clone(it)))
             });
             idle.min_by_key(|(waste, _)| *waste).map(|(_, entry)| entry)
         };
         if let Some(entry) = free(&mut self.entries.lock()) {
-            return Ok(Taken { entry, handle: asking.handle.clone() });
+            return Ok(PooledMemory { entry, handle: request.handle.clone() });
         }
-        // Without the lock: a caller's allocator may do anything.
-        let taken = Taken::apart(make()?, asking.handle);
+        // Not under the lock, as a caller's allocator may call the library.
+        let taken = PooledMemory::apart(make()?, request.handle);
         self.entries.lock().push(Arc::clone(&taken.entry));
         Ok(taken)
     }
 }
 
 impl<P> Entry<P> {
-    /// Graph launches are invisible, so memory that a graph uses serves only that graph, whose operations are ordered,
-    /// or, if shared, graphs of the same handle, which are ordered, too.
-    fn serves(&mut self, asking: &Asking<'_>) -> bool {
+    /// Whether the memory may be used for this request. The library does not see launches of graphs, so memory that a
+    /// graph uses serves only this graph, whose operations are ordered, or, if shared, graphs of the same handle, whose
+    /// launches are ordered, too.
+    fn serves(&mut self, request: &MemoryRequest<'_>) -> bool {
         let uses = self.uses.get_mut();
         uses.retain(|it| !it.handle.has_ended());
-        let shares = asking.shares && asking.capture.is_some();
-        uses.iter().all(|it| Some(it.capture) == asking.capture || shares && it.handle.is_of(asking.handle))
+        let shares = request.shares && request.capture.is_some();
+        uses.iter().all(|it| Some(it.capture) == request.capture || shares && it.handle.is_of(request.handle))
     }
 }
 
-impl<P> Taken<P> {
-    /// `memory` outside any pool.
+impl<P> PooledMemory<P> {
+    /// `memory` that belongs to no pool.
     pub(super) fn apart(memory: P, handle: &HandleLife) -> Self {
         Self { entry: Arc::new(Entry { memory, uses: Mutex::default() }), handle: handle.clone() }
     }
 
-    /// Records that operations at `at` use it.
+    /// Records that operations on the stream `at` use the memory.
     pub(super) fn use_at(&self, at: &StreamScope) {
         if let Some(capture) = at.capture {
             self.use_in(capture);
@@ -107,13 +108,13 @@ impl<P> Taken<P> {
     }
 }
 
-impl<P> Clone for Taken<P> {
+impl<P> Clone for PooledMemory<P> {
     fn clone(&self) -> Self {
         Self { entry: Arc::clone(&self.entry), handle: self.handle.clone() }
     }
 }
 
-impl<P> Deref for Taken<P> {
+impl<P> Deref for PooledMemory<P> {
     type Target = P;
 
     fn deref(&self) -> &P {
@@ -126,19 +127,24 @@ mod tests {
     use super::*;
 
     /// Takes an entry of at least `size` for `handle`.
-    fn take(pool: &Pool<usize>, handle: &HandleLife, capture: Option<Capture>, size: usize) -> Option<Taken<usize>> {
-        take_as(pool, &Asking { handle, capture, shares: false }, size)
+    fn take(
+        pool: &Pool<usize>,
+        handle: &HandleLife,
+        capture: Option<Capture>,
+        size: usize,
+    ) -> Option<PooledMemory<usize>> {
+        take_as(pool, &MemoryRequest { handle, capture, shares: false }, size)
     }
 
-    fn take_as(pool: &Pool<usize>, asking: &Asking<'_>, size: usize) -> Option<Taken<usize>> {
+    fn take_as(pool: &Pool<usize>, request: &MemoryRequest<'_>, size: usize) -> Option<PooledMemory<usize>> {
         let none_free = || Err(crate::error::Error::internal("none is free"));
-        pool.take(asking, |entry| entry.checked_sub(size), none_free).ok()
+        pool.take(request, |entry| entry.checked_sub(size), none_free).ok()
     }
 
     fn pool_of<const N: usize>(sizes: [usize; N]) -> Pool<usize> {
         let (pool, handle) = (Pool::default(), HandleLife::default());
-        let asking = Asking { handle: &handle, capture: None, shares: false };
-        let entries = sizes.map(|size| pool.take(&asking, |_| None, || Ok(size)).unwrap());
+        let request = MemoryRequest { handle: &handle, capture: None, shares: false };
+        let entries = sizes.map(|size| pool.take(&request, |_| None, || Ok(size)).unwrap());
         assert!(take(&pool, &handle, None, 0).is_none());
         drop(entries);
         pool
@@ -186,9 +192,9 @@ mod tests {
         let [one, other] = [(); 2].map(|()| HandleLife::default());
         let [first, second] = [1, 2].map(Capture::numbered);
         take(&pool, &one, Some(first), 0).unwrap().use_in(first);
-        let asking = |handle, capture| Asking { handle, capture, shares: true };
-        assert!(take_as(&pool, &asking(&one, Some(second)), 0).is_some());
-        assert!(take_as(&pool, &asking(&one, None), 0).is_none());
-        assert!(take_as(&pool, &asking(&other, Some(second)), 0).is_none());
+        let request = |handle, capture| MemoryRequest { handle, capture, shares: true };
+        assert!(take_as(&pool, &request(&one, Some(second)), 0).is_some());
+        assert!(take_as(&pool, &request(&one, None), 0).is_none());
+        assert!(take_as(&pool, &request(&other, Some(second)), 0).is_none());
     }
 }

@@ -1,4 +1,4 @@
-//! Rows with scales in the kernels' form, and the word with which ranks compare scales.
+//! Kernel parameters of rows with scales, and the word by which ranks compare their scales.
 
 use crate::backend::cuda::kernels::to_u32;
 use crate::backend::cuda::params::common::{ScaleView, ScaledRows, Scales};
@@ -8,7 +8,7 @@ use crate::model::scales::{Cast, ScaleForm, ScaleSource, ScaleTensor, ScaleType,
 use crate::model::tensor::DType;
 use std::ptr::null_mut;
 
-/// Rows `row` with scales `scaled`; the chunks of LL are filled in elsewhere.
+/// The parameters of rows `row` with scales `scaled`; LL adds its chunks.
 pub fn scaled_rows(row: RowType, scaled: &Scaled) -> Result<ScaledRows> {
     let (form, block, from) = match &scaled.source {
         ScaleSource::Forward(from) => (Scales::Forwarded, 0, view(from)),
@@ -26,7 +26,7 @@ pub fn scaled_rows(row: RowType, scaled: &Scaled) -> Result<ScaledRows> {
     })
 }
 
-/// Scales outside any tensor.
+/// The view if there is no tensor of scales.
 pub const NO_VIEW: ScaleView = ScaleView { data: null_mut(), expert: 0, row: 0, column: 0 };
 
 fn view(tensor: &ScaleTensor) -> ScaleView {
@@ -46,7 +46,7 @@ fn form(cast: &Cast) -> Scales {
     }
 }
 
-/// What ranks must agree on in the scales of a dispatch; 0 without scales. The kernels only compare it.
+/// What ranks must agree on about a dispatch's scales, in a word that kernels only compare; 0 without scales.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ScalesWord(pub u32);
 
@@ -59,15 +59,15 @@ const _: () = assert!((DType::LAST as u32) < 1 << (u32::BITS - TYPE_SHIFT));
 pub const MOST_SCALE_BYTES: usize = (1 << TYPE_SHIFT) - 1;
 
 impl ScalesWord {
-    /// The word of rows that travel as `row`.
+    /// The word for rows that travel as `row`.
     #[inline]
     pub fn of(row: WireRow) -> Self {
         row.scales.map_or_else(Self::default, Self::new)
     }
 
-    /// The word of rows with `scales`, at least one.
+    /// The word for rows with at least one of `scales`.
     pub fn new(scales: ScaleType) -> Self {
-        // The group's bound on rows, which include their scales, is smaller.
+        // Never clamps: rows, which include their scales, have a smaller bound.
         let bytes = scales.bytes().min(MOST_SCALE_BYTES) as u32;
         Self((scales.dtype as u32) << TYPE_SHIFT | bytes)
     }
@@ -76,7 +76,7 @@ impl ScalesWord {
         (self.0 & MOST_SCALE_BYTES as u32) as usize
     }
 
-    /// Name of the scales' type; a peer's word may have any bits.
+    /// The name of the scales' type; a word from a peer may have arbitrary bits.
     pub fn type_name(self) -> String {
         let number = self.0 >> TYPE_SHIFT;
         DType::from_raw(number).map_or_else(|| format!("type {number}"), |dtype| dtype.to_string())

@@ -211,7 +211,7 @@ impl Grid {
     }
 
     /// This grid with the changes that a call of this kind asks for.
-    pub fn asked(self, launch: Launch, kind: HtKind) -> Self {
+    pub fn adjusted(self, launch: Launch, kind: HtKind) -> Self {
         if launch.is_own() {
             return self;
         }

@@ -1,7 +1,7 @@
 //! An HT handle on one node, and its operations.
 
 use crate::backend::cuda::agreement::disagreement;
-use crate::backend::cuda::auxiliary::GivenHeader;
+use crate::backend::cuda::auxiliary::CallerHeader;
 use crate::backend::cuda::driver;
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory, HostPage};
 use crate::backend::cuda::driver::stream::StreamScope;
@@ -19,7 +19,7 @@ use crate::backend::cuda::params::ht::{
 use crate::backend::cuda::params::ht_kept::{
     HtZones, HtZonesCombineParams, HtZonesDispatchParams, HtZonesScaledDispatchParams,
 };
-use crate::backend::cuda::pool::Taken;
+use crate::backend::cuda::pool::PooledMemory;
 use crate::backend::{HtBackend, opened_again};
 use crate::error::Result;
 use crate::model::handle_state::HtSections;
@@ -34,11 +34,11 @@ use std::time::{Duration, Instant};
 pub struct CudaHt {
     pub group: Arc<HtShared>,
     /// `None` if it was reopened.
-    pub memory: Option<Taken<HandleMemory>>,
+    pub memory: Option<PooledMemory<HandleMemory>>,
     pub block: DevPtr,
     pub sections: HtSections,
     /// For a block in a caller's memory.
-    pub header: Option<GivenHeader>,
+    pub header: Option<CallerHeader>,
     pub grids: HandleGrids,
     /// Its ids are those that operations read: the caller's, or the copy that the handle keeps.
     pub routing: Routing,

@@ -14,7 +14,7 @@ mod shared;
 mod zones;
 
 use crate::backend::cuda::agreement::{verdict_refusing, verdict_with};
-use crate::backend::cuda::auxiliary::GivenHeader;
+use crate::backend::cuda::auxiliary::CallerHeader;
 use crate::backend::cuda::driver::memory::CudaMemory;
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::group_context::GroupContext;
@@ -26,7 +26,7 @@ use crate::backend::cuda::kernels::{self, to_u32};
 use crate::backend::cuda::network::Network;
 use crate::backend::cuda::params::common::KernelOp;
 use crate::backend::cuda::params::ht::{HtHandleMemory, HtLayout, HtRouteParams};
-use crate::backend::cuda::pool::{Asking, Pool, Taken};
+use crate::backend::cuda::pool::{MemoryRequest, Pool, PooledMemory};
 use crate::backend::{HtBackend, HtGroupBackend, HtRouting};
 use crate::error::refusal::{InSequence, Subject};
 use crate::error::{Error, Result};
@@ -102,13 +102,18 @@ impl HtGroup {
         };
         let waste = |memory: &HandleMemory| memory.waste(bytes);
         let make = || HandleMemory::new(&self.shared.context, &self.memory, bytes);
-        let asking = Asking { handle: &wanted.home.life, capture: at.capture, shares: false };
-        let memory = self.pool.take(&asking, waste, make)?;
+        let request = MemoryRequest { handle: &wanted.home.life, capture: at.capture, shares: false };
+        let memory = self.pool.take(&request, waste, make)?;
         self.handle(wanted, Some(memory), epoch)
     }
 
     /// Handle number `epoch`; `memory` is the library's part of its memory.
-    fn handle(self: &Arc<Self>, wanted: HtRouting, memory: Option<Taken<HandleMemory>>, epoch: u32) -> Result<CudaHt> {
+    fn handle(
+        self: &Arc<Self>,
+        wanted: HtRouting,
+        memory: Option<PooledMemory<HandleMemory>>,
+        epoch: u32,
+    ) -> Result<CudaHt> {
         let (plan, mut routing) = (&self.shared.plan, wanted.routing);
         let given = wanted.home.given.map(|GivenBlock(block)| block);
         let own = memory.as_ref().and_then(|memory| memory.block());
@@ -124,7 +129,7 @@ impl HtGroup {
             block,
             sections,
             given_ids,
-            header: given.map(|block| GivenHeader::new(block, plan.header(&routing, epoch))),
+            header: given.map(|block| CallerHeader::new(block, plan.header(&routing, epoch))),
             grids: self.shared.grids(&routing),
             routing,
             top_k: to_u32(routing.top_k)?,

@@ -277,7 +277,7 @@ impl HtPlan {
             Some(_) => plain.of_casts(self.facts.ranks),
             None => plain,
         };
-        grid.asked(asked, kind)
+        grid.adjusted(asked, kind)
     }
 
     /// The launch of an operation on rows `row`, as `asked` for, with a handle's grids.

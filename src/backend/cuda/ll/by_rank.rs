@@ -1,13 +1,13 @@
-//! Rank-major operations on one node: the parameters and launches of their kernels. A dispatch into a view, and a
-//! combine, do not copy rows when they arrive.
+//! Rank-major LL operations on one node: kernel parameters and launches. A combine, and a dispatch into a view, use
+//! rows where they arrive, without a copy.
 
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::kernels;
 use crate::backend::cuda::kernels::LaunchShape;
-use crate::backend::cuda::ll::chunks::Cut;
-use crate::backend::cuda::ll::handle::{Handle, kept, rows_with_scales};
-use crate::backend::cuda::ll::launch::{DispatchGrid, Grid, Part};
-use crate::backend::cuda::ll::memory::{Lies, ViewBanks, scale_bytes};
+use crate::backend::cuda::ll::chunks::ChunkSize;
+use crate::backend::cuda::ll::handle::{Handle, output_or_null, rows_with_scales};
+use crate::backend::cuda::ll::launch::{DispatchGrid, Grid, LaunchPart};
+use crate::backend::cuda::ll::memory::{Overlap, ViewBanks, scale_bytes};
 use crate::backend::cuda::params::ll::{LlRankDispatchParams, LlRankScaledDispatchParams, LlShape, LlTopk, reciprocal};
 use crate::backend::cuda::params::ll_view::{
     LL_VIEW_BANKS, LL_VIEW_THREADS, LlRankCombineParams, LlRankDispatchViewParams, LlRankScaledDispatchViewParams,
@@ -19,13 +19,13 @@ use crate::model::tensor::DevPtr;
 
 impl Handle {
     /// Enqueues `part` of a rank-major dispatch on one node.
-    // Out of line, like rows with scales.
+    // Not inlined, so that expert-major dispatches do not carry these parameters.
     #[inline(never)]
     pub fn launch_rank_dispatch(
         &self,
         op: &LlDispatch,
         topk: &ops::LlTopk,
-        part: Part,
+        part: LaunchPart,
         at: &StreamScope,
     ) -> Result<()> {
         let few = self.few_dispatch(op, part);
@@ -34,7 +34,7 @@ impl Handle {
                 Some(few) => (few, kernels::ll_rank_dispatch_few()),
                 None => (self.plan.dispatch, kernels::ll_rank_dispatch()),
             };
-            let grid = &grid.asked(op.launch, kernel.most_threads());
+            let grid = &grid.adjusted(op.launch, kernel.most_threads());
             let params = self.rank_dispatch_params((op, topk), op.tokens, grid, part);
             return self.launch_following(kernel, op.launch, grid.launch, &params, at);
         };
@@ -44,10 +44,10 @@ impl Handle {
             (Some(cast), None) => (self.plan.cast_dispatch, kernels::ll_rank_dispatch_cast(cast.from)?),
             (None, None) => (self.plan.scaled_dispatch, kernels::ll_rank_dispatch_scaled()),
         };
-        let grid = &grid.asked(op.launch, kernel.most_threads());
+        let grid = &grid.adjusted(op.launch, kernel.most_threads());
         let params = LlRankScaledDispatchParams {
             dispatch: self.rank_dispatch_params((op, topk), op.tokens, grid, part),
-            rows: rows_with_scales(op, scaled, grid.cut)?,
+            rows: rows_with_scales(op, scaled, grid.chunk_size)?,
         };
         self.launch_following(kernel, op.launch, grid.launch, &params, at)
     }
@@ -58,29 +58,29 @@ impl Handle {
         (op, topk): (&LlDispatch, &ops::LlTopk),
         rows: DevPtr,
         grid: &DispatchGrid,
-        part: Part,
+        part: LaunchPart,
     ) -> LlRankDispatchParams {
         LlRankDispatchParams {
             dispatch: self.dispatch_params((op, rows), grid, part),
             topk: LlTopk {
                 weights: topk.weights.0 as *const f32,
-                out_ids: kept(part, topk.out_ids.data) as *mut _,
-                out_weights: kept(part, topk.out_weights) as *mut f32,
+                out_ids: output_or_null(part, topk.out_ids.data) as *mut _,
+                out_weights: output_or_null(part, topk.out_weights) as *mut f32,
                 first_id: topk.first_id as u32,
                 has_narrow_ids: u32::from(topk.out_ids.width == IntWidth::Bits32),
             },
         }
     }
 
-    /// Enqueues a rank-major dispatch into `bank`.
+    /// Enqueues a rank-major dispatch whose rows go directly into `bank`.
     pub fn launch_dispatch_view(
         &self,
         (op, topk, bank): (&LlDispatch, &ops::LlTopk, ViewBank),
         at: &StreamScope,
     ) -> Result<()> {
-        let mut dispatch = self.rank_dispatch_params((op, topk), op.tokens, &self.plan.dispatch, Part::WHOLE);
+        let mut dispatch = self.rank_dispatch_params((op, topk), op.tokens, &self.plan.dispatch, LaunchPart::WHOLE);
         // Scales travel separately from the rows.
-        dispatch.dispatch.common.shape = self.plan.shape(op.row.into(), Cut::Large);
+        dispatch.dispatch.common.shape = self.plan.shape(op.row.into(), ChunkSize::Large);
         let mut view = self.view(Some(bank), &dispatch.dispatch.common.shape, false)?;
         view.scale_bytes = scale_bytes(op.wire()) as u32;
         let banks = self.views()?.of_ranks(bank).ok_or_else(|| Error::internal("a view without memory"))?;
@@ -94,29 +94,30 @@ impl Handle {
             Some(cast) => kernels::ll_rank_dispatch_view_cast(cast.from)?,
             None => kernels::ll_rank_dispatch_view_scaled(),
         };
-        let params = LlRankScaledDispatchViewParams { view: params, rows: rows_with_scales(op, scaled, Cut::Large)? };
+        let params =
+            LlRankScaledDispatchViewParams { view: params, rows: rows_with_scales(op, scaled, ChunkSize::Large)? };
         self.launch_following(kernel, op.launch, shape, &params, at)
     }
 
     /// Enqueues `part` of a rank-major combine on one node.
-    pub fn launch_rank_combine(&self, op: &LlCombine, part: Part, at: &StreamScope) -> Result<()> {
+    pub fn launch_rank_combine(&self, op: &LlCombine, part: LaunchPart, at: &StreamScope) -> Result<()> {
         let grid = Grid::shared(0, LL_VIEW_THREADS);
         let combine = self.combine_params(op, &grid, part);
-        // A staged combine, which is not ordered with whole operations, leaves its view to the next dispatch there; so
-        // does a combine whose rows lie there in another layout than received ones.
+        // A combine refills the view that it reads with the sentinel. But it leaves that to the next dispatch there if
+        // it is staged, thus not ordered with whole operations, or if its rows only partly overlap the received ones.
         let shape = &combine.common.shape;
-        let lies =
-            |bank| Some(self.views.as_ref()?.lies(bank, op.expert_rows, op.row.bytes() * shape.max_tokens as usize));
+        let overlap =
+            |bank| Some(self.views.as_ref()?.overlap(bank, op.expert_rows, op.row.bytes() * shape.max_tokens as usize));
         let bank = op.view.filter(|_| part.is_whole());
-        let lies = bank.and_then(lies).unwrap_or(Lies::Apart);
-        let in_view = bank.filter(|_| lies != Lies::Across);
+        let overlap = bank.and_then(overlap).unwrap_or(Overlap::None);
+        let in_view = bank.filter(|_| overlap != Overlap::Partial);
         let mut view = self.view(in_view, shape, self.plan.view.combines_with_all_warps())?;
-        view.input_in_bank = u32::from(lies == Lies::There);
+        view.input_in_bank = u32::from(overlap == Overlap::Exact);
         let is_own = part.is_whole() && op.launch.is_own();
         let (grid, parts) = (self.plan.view, view.parts as usize);
         let groups = if is_own { grid.groups(parts) } else { 1 };
         let group = launch_shape(op.launch, &mut view, grid.blocks(parts));
-        // The last group receives the rank's own tokens, so its blocks without any are not launched.
+        // The last group receives the rank's own tokens, and needs no more blocks than there are of these.
         let last = if groups > 1 { grid.own_blocks(parts).min(group.blocks) } else { group.blocks };
         let shape = LaunchShape { blocks: (groups - 1) * group.blocks + last, ..group };
         let params = LlRankCombineParams {
@@ -134,10 +135,10 @@ impl Handle {
         self.views.as_deref().ok_or_else(|| Error::internal("views over several nodes"))
     }
 
-    /// The parameters for `bank`.
+    /// The view's parameters; `bank` is the one to use, if any.
     fn view(&self, bank: Option<ViewBank>, shape: &LlShape, with_all_warps: bool) -> Result<LlView> {
         let views = self.views()?;
-        let (parts, warps) = self.plan.view.cut(shape.chunks as usize, with_all_warps);
+        let (parts, warps) = self.plan.view.divide(shape.chunks as usize, with_all_warps);
         Ok(LlView {
             rows: bank.and_then(|bank| views.own(bank)).unwrap_or_default().0 as *mut u8,
             state: views.state.0 as *mut LlViewState,
@@ -154,8 +155,8 @@ impl Handle {
     }
 }
 
-/// The launch of a kernel that by default has `own` blocks, unless a call asks for another number, which `view` gets.
-/// The number of threads is fixed, and each block does everything.
+/// The launch of a view's kernel, with the caller's number of blocks, or else `own`; `view` gets the number, too. The
+/// number of threads is fixed, as each warp has its task.
 fn launch_shape(asked: Launch, view: &mut LlView, own: u32) -> LaunchShape {
     let blocks = match asked.blocks {
         0 => own,

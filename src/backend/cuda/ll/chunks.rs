@@ -6,42 +6,42 @@ use crate::model::scales::WireRow;
 
 /// Bytes of every chunk but the last: 16 for each lane of a warp.
 pub const CHUNK_BYTES: usize = 32 * 16;
-/// Most bytes of payload, and of scales, in a chunk of a row with scales.
+/// Most bytes of payload in a chunk of a row with scales, and most bytes of scales.
 const SCALED_CHUNK_BYTES: usize = LL_SCALED_CHUNK_VECS as usize * CHUNK_BYTES;
 
 /// A cache line.
 const LINE_BYTES: usize = 128;
 
-/// The size of the chunks of a row with scales. The same data travels either way, so ranks may differ.
+/// The size of the chunks of a row with scales. Ranks may differ in it, as the data that travels is the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cut {
-    /// More chunks: with few tokens there is a warp for each.
+pub enum ChunkSize {
+    /// For few tokens: more chunks, as there are enough warps for all.
     Small,
     Large,
 }
 
-/// How a row is divided.
+/// A row's division into chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chunks {
     /// Number of chunks.
     pub count: usize,
-    /// Number of the row's flags, whatever the cut.
+    /// Number of the row's flags; does not depend on the chunk size.
     pub flags: usize,
-    /// Bytes of payload of each; the last may have less.
+    /// Bytes of payload per chunk; the last may have less.
     pub payload: usize,
-    /// Bytes of scales of each; the last has the rest.
+    /// Bytes of scales per chunk; the last has the rest.
     pub scales: usize,
-    /// Most 16-byte accesses that a lane makes to either part.
+    /// Most 16-byte accesses of a lane to a chunk's payload, and to its scales.
     pub accesses: u32,
 }
 
 impl Chunks {
     /// The chunks of a row that travels as `row`.
     #[inline]
-    pub fn of(row: WireRow, cut: Cut) -> Self {
+    pub fn of(row: WireRow, size: ChunkSize) -> Self {
         match row.scales {
             None => Self::without_scales(row.payload.bytes()),
-            Some(_) => Self::with_scales(row, cut),
+            Some(_) => Self::with_scales(row, size),
         }
     }
 
@@ -51,24 +51,25 @@ impl Chunks {
         Self { count, flags: count, payload: CHUNK_BYTES, scales: 0, accesses: 1 }
     }
 
-    /// Rows with unusually many scales, which no cast makes, are divided evenly.
-    fn with_scales(row: WireRow, cut: Cut) -> Self {
+    /// The chunks of a row with scales. With unusually many, which no cast makes, it is divided evenly.
+    fn with_scales(row: WireRow, size: ChunkSize) -> Self {
         let Some(large) = Self::at_blocks(row, LL_SCALED_CHUNK_VECS) else {
             return Self::evenly(row);
         };
-        // Flags must mean the same in either cut, also those of a lane's first scales, which suffice; and with less
-        // than 16 bytes of scales per small chunk, a cast's would fall into another.
+        // Flags must have the same positions in small and large chunks, also those of the scales, of which a lane's
+        // first are flagged. And with less than 16 bytes of scales per small chunk, a block's scale would be in another
+        // chunk than the block.
         let of_last = row.slot_bytes() - row.payload.bytes() - (large.count - 1) * large.scales;
         let suits = |small: &Self| {
             let is_part = small.scales * LL_SCALED_CHUNK_VECS as usize == large.scales;
             small.count == 1 || (small.scales > 0 && is_part && large.scales.max(of_last) <= CHUNK_BYTES)
         };
-        let small = Self::at_blocks(row, 1).filter(|small| cut == Cut::Small && suits(small));
+        let small = Self::at_blocks(row, 1).filter(|small| size == ChunkSize::Small && suits(small));
         small.map_or(large, |small| Self { flags: large.flags, ..small })
     }
 
-    /// Chunks that end with blocks of a cast, each with the scales of its own elements: with blocks of 128 or 32
-    /// elements, a full chunk with the most accesses has a multiple of 16 bytes of scales.
+    /// Chunks that end at the ends of a cast's blocks, each with the scales of its own elements: with blocks of 128 or
+    /// 32 elements, a full chunk with the most accesses has a multiple of 16 bytes of scales.
     fn at_blocks(row: WireRow, accesses: u32) -> Option<Self> {
         let most = accesses as usize * CHUNK_BYTES;
         let payload = row.payload.bytes();
@@ -95,8 +96,7 @@ impl Chunks {
     }
 }
 
-/// Bytes of a slot for a row of `row_bytes`. Slots begin at cache lines, as NVLink stores to parts of lines take
-/// longer.
+/// Bytes of a slot for a row of `row_bytes`: whole cache lines, as NVLink stores to parts of lines take longer.
 pub fn slot_bytes(row_bytes: usize) -> usize {
     row_bytes.next_multiple_of(LINE_BYTES)
 }
@@ -106,7 +106,7 @@ pub fn chunks(row_bytes: usize) -> usize {
     row_bytes.div_ceil(CHUNK_BYTES).max(1)
 }
 
-/// The most flags of such a row.
+/// The most flags of a row of `row_bytes`, including its scales.
 pub fn most_flags(row_bytes: usize) -> usize {
     chunks(row_bytes).next_multiple_of(LL_SCALED_CHUNK_VECS as usize)
 }
@@ -139,14 +139,14 @@ mod tests {
                         DType::Float32 => 4,
                         _ => 1,
                     };
-                    for size in [Cut::Small, Cut::Large] {
-                        let cut = Chunks::of(row, size);
-                        assert_eq!(cut.payload, cut.accesses as usize * CHUNK_BYTES);
-                        if cut.count > 1 {
-                            assert_eq!(cut.scales, cut.payload / cast.block * of_block);
+                    for size in [ChunkSize::Small, ChunkSize::Large] {
+                        let divided = Chunks::of(row, size);
+                        assert_eq!(divided.payload, divided.accesses as usize * CHUNK_BYTES);
+                        if divided.count > 1 {
+                            assert_eq!(divided.scales, divided.payload / cast.block * of_block);
                         }
-                        // The kernels keep them in one access per lane.
-                        assert!(rest(row, cut) <= 4 * ROW_ALIGN, "{hidden} {dtype} {count}");
+                        // The kernels move the last chunk's scales with one access per lane.
+                        assert!(rest(row, divided) <= 4 * ROW_ALIGN, "{hidden} {dtype} {count}");
                     }
                 }
             }
@@ -159,16 +159,16 @@ mod tests {
             for dtype in [DType::Uint8, DType::Float16, DType::Float32] {
                 for count in [1, 3, 56, 57, 448, 1000, 5000] {
                     let row = wire(hidden, dtype, count);
-                    let flags = Chunks::of(row, Cut::Large).flags;
+                    let flags = Chunks::of(row, ChunkSize::Large).flags;
                     assert!(flags <= most_flags(row.slot_bytes()));
-                    for size in [Cut::Small, Cut::Large] {
-                        let cut = Chunks::of(row, size);
-                        assert!(cut.flags == flags && cut.count * cut.accesses as usize <= flags);
-                        let most = cut.accesses as usize * CHUNK_BYTES;
-                        assert!(cut.count <= chunks(row.slot_bytes()));
-                        assert!(cut.payload <= most && cut.scales <= most && rest(row, cut) <= most);
-                        assert!(cut.count * cut.payload >= hidden);
-                        assert_eq!((cut.payload % ROW_ALIGN, cut.scales % ROW_ALIGN), (0, 0));
+                    for size in [ChunkSize::Small, ChunkSize::Large] {
+                        let divided = Chunks::of(row, size);
+                        assert!(divided.flags == flags && divided.count * divided.accesses as usize <= flags);
+                        let most = divided.accesses as usize * CHUNK_BYTES;
+                        assert!(divided.count <= chunks(row.slot_bytes()));
+                        assert!(divided.payload <= most && divided.scales <= most && rest(row, divided) <= most);
+                        assert!(divided.count * divided.payload >= hidden);
+                        assert_eq!((divided.payload % ROW_ALIGN, divided.scales % ROW_ALIGN), (0, 0));
                     }
                 }
             }

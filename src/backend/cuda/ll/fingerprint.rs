@@ -1,4 +1,4 @@
-//! The fingerprint: what all ranks must agree on in an LL operation. Ranks exchange it first, in a single word.
+//! What all ranks must agree on in an LL operation, in the single word that they exchange first.
 
 use crate::backend::cuda::fault::{differs, op_value, other_rows};
 use crate::backend::cuda::params::common::{Fault, FaultReport, KernelOp};
@@ -10,31 +10,31 @@ use crate::model::layout::layout_name;
 use crate::model::ops::ViewBank;
 use crate::model::tensor::DType;
 
-/// Unit of the row size in the word; rows are multiples of it.
+/// Rows are multiples of this size, and the word has their size in this unit.
 const ROW_UNIT: u32 = 16;
 
 /// The longest row that a fingerprint can express.
 pub const MOST_ROW_BYTES: usize = 15 << 20;
 
-// The word is a number with these digits, highest first: the kind of operation, the type, ids per token less 1, the row
-// size.
+// The word is a number in mixed radix. Its digits, highest first: the kind of operation, the type, ids per token less
+// 1, the row size.
 const RUNS: u32 = DISPATCH_BY_RANK + 2 * DISPATCHES_BY_RANK;
 const TYPES: u32 = DType::LAST as u32 + 1;
 const ROWS: u32 = MOST_ROW_BYTES as u32 / ROW_UNIT + 1;
 const _: () = assert!(RUNS as u64 * TYPES as u64 * LL_MAX_TOP_K as u64 * ROWS as u64 <= 1 << u32::BITS);
 
-// Values of the first digit: expert-major dispatches, without and with scales; combines, the exact one last; rank-major
-// dispatches, without a view and into each bank of views, then the same with scales.
+// Kinds of operation, in order: expert-major dispatch without scales, with scales; combine, exact combine; rank-major
+// dispatch without a view, into each bank of views; then the rank-major ones again, with scales.
 const COMBINE: u32 = 2;
 const COMBINE_BY_RANK: u32 = 4;
 const DISPATCH_BY_RANK: u32 = 5;
 const DISPATCHES_BY_RANK: u32 = 1 + ViewBank::COUNT as u32;
 
-/// An operation, as all ranks must run it.
+/// The properties of an operation that must be the same on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LlFingerprint {
     pub op: KernelOp,
-    /// Whether its rows have scales; the scales word says which.
+    /// Whether rows have scales; a word of its own says which.
     pub scaled: bool,
     /// NCCL's number of the element type.
     pub dtype: u32,
@@ -42,9 +42,9 @@ pub struct LlFingerprint {
     pub top_k: u32,
     /// Whether rows are rank-major.
     pub by_rank: bool,
-    /// The bank of views that rows go into directly; only rank-major.
+    /// Rank-major: the bank of views into which rows go directly.
     pub view: Option<ViewBank>,
-    /// Whether each entry's row goes home; only expert-major.
+    /// Expert-major: whether a combine sends the row of each entry, instead of sums.
     pub exact: bool,
     /// Bytes per row without its scales, at most [`MOST_ROW_BYTES`].
     pub row_bytes: u32,
@@ -58,7 +58,7 @@ impl LlFingerprint {
         word * ROWS + self.row_bytes / ROW_UNIT
     }
 
-    /// The fingerprint in a peer's word.
+    /// The fingerprint that a peer's word encodes.
     pub fn from_word(word: u32) -> Self {
         let (word, row) = (word / ROWS, word % ROWS);
         let (word, top_k) = (word / LL_MAX_TOP_K, word % LL_MAX_TOP_K);
@@ -90,12 +90,12 @@ impl LlFingerprint {
     }
 }
 
-/// The failure that a report about fingerprints describes; none for other reports.
+/// The error for a report about fingerprints; `None` for other reports.
 pub fn of_report(report: &FaultReport) -> Option<Error> {
     (report.state == Fault::Differs as u32).then(|| difference(report))
 }
 
-/// What two ranks disagree on, from their fingerprints.
+/// The error that says in which property two ranks' fingerprints differ.
 fn difference(report: &FaultReport) -> Error {
     let [mine, theirs] = [report.expected, report.got].map(LlFingerprint::from_word);
     let differs = |subject| differs(report, subject);

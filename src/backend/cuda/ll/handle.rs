@@ -1,13 +1,13 @@
-//! An LL handle: the parameters of the kernels that run its operations.
+//! An LL handle: fills in the kernel parameters of its operations on one node, and launches them.
 
 use crate::backend::cuda::agreement::{refusal_of, verdict_with};
-use crate::backend::cuda::auxiliary::{GivenHeader, IdCopy};
+use crate::backend::cuda::auxiliary::{CallerHeader, IdCopy};
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::group_context::GroupContext;
 use crate::backend::cuda::kernels::{self, Kernel, LaunchShape, to_u32};
-use crate::backend::cuda::ll::chunks::{Chunks, Cut};
+use crate::backend::cuda::ll::chunks::{ChunkSize, Chunks};
 use crate::backend::cuda::ll::fingerprint::LlFingerprint;
-use crate::backend::cuda::ll::launch::{CombineKernel, DispatchGrid, FewGrids, Grid, HandlePlan, Part};
+use crate::backend::cuda::ll::launch::{CombineKernel, DispatchGrid, FewGrids, Grid, HandlePlan, LaunchPart};
 use crate::backend::cuda::ll::memory::{HandleMemory, ViewBanks};
 use crate::backend::cuda::ll::network::LlNetwork;
 use crate::backend::cuda::network::two_sided::handshake::Announced;
@@ -15,7 +15,7 @@ use crate::backend::cuda::params::common::{KernelOp, ScaledRows};
 use crate::backend::cuda::params::ll::{
     LlCombineParams, LlCommon, LlDispatchParams, LlLayout, LlPhase, LlScaledDispatchParams,
 };
-use crate::backend::cuda::pool::Taken;
+use crate::backend::cuda::pool::PooledMemory;
 use crate::backend::cuda::scaled_rows::{ScalesWord, scaled_rows};
 use crate::error::refusal::{AmongRanks, Role, Subject};
 use crate::error::{Error, Result};
@@ -28,28 +28,28 @@ use once_cell::sync::OnceCell;
 use std::ptr::null;
 use std::sync::Arc;
 
-/// One routing of a group's LL operations. The data that a dispatch stores for its combine stays on the device.
+/// One routing of a group's LL operations. What a dispatch stores for its combine stays on the device.
 pub struct Handle {
     pub context: Arc<GroupContext>,
-    /// The offsets in the windows.
+    /// The offsets of the LL regions in a window.
     pub layout: LlLayout,
     /// The memory of views, on one node.
     pub views: Option<Arc<ViewBanks>>,
     pub plan: HandlePlan,
     pub routing: Routing,
-    pub memory: Taken<HandleMemory>,
-    /// For a block in a caller's memory.
-    pub header: Option<GivenHeader>,
-    /// By order of creation, from 1 on.
+    pub memory: PooledMemory<HandleMemory>,
+    /// The header of the block, if it is in a caller's memory.
+    pub header: Option<CallerHeader>,
+    /// Counts the group's handles, from 1 on.
     pub number: u32,
-    /// What the forwarded ranks have announced, once an operation has asked for it.
+    /// The numbers of tokens that forwarded ranks have announced; the first operation waits for them.
     pub source_tokens: OnceCell<SourceTokens>,
 }
 
-/// The number of tokens of the other ranks that this one forwards for.
+/// The numbers of tokens of the ranks that this one forwards for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SourceTokens {
-    /// By rank.
+    /// By rank of the group.
     pub of: Vec<usize>,
     /// The largest.
     pub most: u32,
@@ -63,8 +63,8 @@ impl Handle {
         network.announce(&self.context, self.number, self.memory.handshake()?, own)
     }
 
-    /// What the forwarded ranks have announced about the handle; the first call may wait for it. If one of them has
-    /// refused, the operation is refused, and the group goes on.
+    /// The numbers of tokens that the forwarded ranks have announced for the handle; the first call may wait for them.
+    /// If one of these ranks has refused the handle, the operation is refused, and the group goes on.
     pub fn source_tokens(&self, network: &LlNetwork) -> Result<&SourceTokens> {
         self.source_tokens.get_or_try_init(|| {
             let handle = network.new_handle(&self.context, self.number);
@@ -88,9 +88,9 @@ impl Handle {
         Err(Error::usage(Subject::Size(Role::Ids, 1), AmongRanks::Same { rank }).got(ours, theirs))
     }
 
-    /// Enqueues `part` of an operation on one node. In a caller's memory a dispatch writes the header once its block is
-    /// complete, and a combine compares it first.
-    pub fn launch(&self, op: &LlOp, part: Part, at: &StreamScope) -> Result<()> {
+    /// Enqueues `part` of an operation on one node. If the handle's block is in a caller's memory, a dispatch ends with
+    /// writing the header, and a combine begins with checking it.
+    pub fn launch(&self, op: &LlOp, part: LaunchPart, at: &StreamScope) -> Result<()> {
         if part.phases != LlPhase::Receive {
             self.widen_ids(at)?;
         }
@@ -103,7 +103,7 @@ impl Handle {
                 header.compare(&self.context, KernelOp::LlCombine, at)?;
                 self.launch_kernel(op, part, at)
             }
-            LlOp::Dispatch(_) if part.phases != LlPhase::Send && part.keep => {
+            LlOp::Dispatch(_) if part.phases != LlPhase::Send && part.wants_outputs => {
                 self.launch_kernel(op, part, at)?;
                 header.write(&self.context, KernelOp::LlDispatch, null(), at)
             }
@@ -111,7 +111,8 @@ impl Handle {
         }
     }
 
-    /// Enqueues widening 32-bit ids, which kernels do not read; every operation reads the caller's ids again.
+    /// Enqueues widening 32-bit ids, as kernels read 64 bits. Before every operation, as the caller may have changed
+    /// them.
     pub fn widen_ids(&self, at: &StreamScope) -> Result<()> {
         let Routing { ids, width, tokens, top_k, .. } = self.routing;
         if width == IntWidth::Bits64 {
@@ -122,7 +123,7 @@ impl Handle {
         copy.enqueue(&self.context, at)
     }
 
-    /// The ids as kernels read them.
+    /// The 64-bit ids that kernels read.
     pub fn ids(&self) -> *const i64 {
         let ids = match self.routing.width {
             IntWidth::Bits64 => self.routing.ids,
@@ -131,7 +132,7 @@ impl Handle {
         ids.0 as *const i64
     }
 
-    fn launch_kernel(&self, op: &LlOp, part: Part, at: &StreamScope) -> Result<()> {
+    fn launch_kernel(&self, op: &LlOp, part: LaunchPart, at: &StreamScope) -> Result<()> {
         match op {
             LlOp::Dispatch(op) => match (&op.topk, &op.scaled) {
                 (None, None) => self.launch_dispatch(op, part, at),
@@ -145,44 +146,49 @@ impl Handle {
         }
     }
 
-    /// The bank that `part` of a dispatch fills directly, if it does.
-    fn bank_to_fill(&self, op: &LlDispatch, part: Part) -> Option<ViewBank> {
-        let stays = |views: &Arc<ViewBanks>| part.is_whole() && views.hold(op);
+    /// The bank into which rows of `part` of a dispatch go directly; `None` if they are copied.
+    fn bank_to_fill(&self, op: &LlDispatch, part: LaunchPart) -> Option<ViewBank> {
+        let stays = |views: &Arc<ViewBanks>| part.is_whole() && views.keep_in_place(op);
         op.view.filter(|_| self.views.as_ref().is_some_and(stays))
     }
 
-    fn launch_dispatch(&self, op: &LlDispatch, part: Part, at: &StreamScope) -> Result<()> {
+    fn launch_dispatch(&self, op: &LlDispatch, part: LaunchPart, at: &StreamScope) -> Result<()> {
         let (grid, kernel) = match self.few_dispatch(op, part) {
             Some(few) => (few, kernels::ll_dispatch_few()),
             None => (self.plan.dispatch, kernels::ll_dispatch()),
         };
-        let grid = &grid.asked(op.launch, kernel.most_threads());
+        let grid = &grid.adjusted(op.launch, kernel.most_threads());
         let params = self.dispatch_params((op, op.tokens), grid, part);
         self.launch_following(kernel, op.launch, grid.launch, &params, at)
     }
 
-    // Out of line, so that a dispatch without scales does not carry its parameters.
+    // Not inlined, so that a dispatch without scales does not carry these parameters.
     #[inline(never)]
-    fn launch_scaled_dispatch(&self, (op, scaled): (&LlDispatch, &Scaled), part: Part, at: &StreamScope) -> Result<()> {
+    fn launch_scaled_dispatch(
+        &self,
+        (op, scaled): (&LlDispatch, &Scaled),
+        part: LaunchPart,
+        at: &StreamScope,
+    ) -> Result<()> {
         let (grid, kernel) = match (scaled.cast(), self.few_dispatch(op, part)) {
             (Some(cast), Some(few)) => (few, kernels::ll_dispatch_few_cast(cast.from)?),
             (None, Some(few)) => (few, kernels::ll_dispatch_few_scaled()),
             (Some(cast), None) => (self.plan.cast_dispatch, kernels::ll_dispatch_cast(cast.from)?),
             (None, None) => (self.plan.scaled_dispatch, kernels::ll_dispatch_scaled()),
         };
-        let grid = &grid.asked(op.launch, kernel.most_threads());
+        let grid = &grid.adjusted(op.launch, kernel.most_threads());
         let params = LlScaledDispatchParams {
             dispatch: self.dispatch_params((op, op.tokens), grid, part),
-            rows: rows_with_scales(op, scaled, grid.cut)?,
+            rows: rows_with_scales(op, scaled, grid.chunk_size)?,
         };
         self.launch_following(kernel, op.launch, grid.launch, &params, at)
     }
 
-    fn launch_combine(&self, op: &LlCombine, part: Part, at: &StreamScope) -> Result<()> {
+    fn launch_combine(&self, op: &LlCombine, part: LaunchPart, at: &StreamScope) -> Result<()> {
         if op.layout.is_rank_major() {
             return self.launch_rank_combine(op, part, at);
         }
-        if let Some(grid) = self.few(op.launch, part).and_then(|few| few.combine)
+        if let Some(grid) = self.few_grids(op.launch, part).and_then(|few| few.combine)
             && !op.is_exact()
         {
             let kernel = kernels::ll_combine_few(op.row.dtype)?;
@@ -197,57 +203,57 @@ impl Handle {
                 return Err(Error::internal("a combine over nodes on one node"));
             }
         };
-        let grid = self.plan.combine_asked(op.launch, kernel.most_threads());
+        let grid = self.plan.adjusted_combine(op.launch, kernel.most_threads());
         let params = self.combine_params(op, &grid, part);
         self.launch_following(kernel, op.launch, grid.launch_shape(0), &params, at)
     }
 
-    /// The grids of the kernels for few tokens, if `part` of an operation may use them.
-    fn few(&self, asked: Launch, part: Part) -> Option<&FewGrids> {
-        self.plan.few.as_ref().filter(|_| part.is_whole() && asked.is_own())
+    /// The grids of the kernels for few tokens, if `part` of an operation launched as `launch` may use them.
+    fn few_grids(&self, launch: Launch, part: LaunchPart) -> Option<&FewGrids> {
+        self.plan.few.as_ref().filter(|_| part.is_whole() && launch.is_own())
     }
 
-    /// The grid of such a dispatch, with chunks of one access per lane.
-    pub(super) fn few_dispatch(&self, op: &LlDispatch, part: Part) -> Option<DispatchGrid> {
+    /// The grid of a dispatch with the kernels for few tokens, if it may use them.
+    pub(super) fn few_dispatch(&self, op: &LlDispatch, part: LaunchPart) -> Option<DispatchGrid> {
         let row = op.wire();
-        let few = self.few(op.launch, part)?;
-        let suits = few.rows.has(op.layout, row.scales.is_some()) && Chunks::of(row, Cut::Small).accesses == 1;
+        let few = self.few_grids(op.launch, part)?;
+        let suits = few.rows.has(op.layout, row.scales.is_some()) && Chunks::of(row, ChunkSize::Small).accesses == 1;
         suits.then(|| few.of_rows(row.payload.bytes(), op.layout.is_rank_major()))
     }
 
-    /// As [`GroupContext::launch_following`]; `shape` is for the launch `asked`.
+    /// As [`GroupContext::launch_following`], in order if `launch` asks for it.
     pub(super) fn launch_following<P>(
         &self,
         kernel: Kernel<P>,
-        asked: Launch,
+        launch: Launch,
         shape: LaunchShape,
         params: &P,
         at: &StreamScope,
     ) -> Result<()> {
-        self.context.launch_following(kernel, shape, params, asked.in_order, at)
+        self.context.launch_following(kernel, shape, params, launch.in_order, at)
     }
 
     /// The parameters of `part` of a dispatch that reads rows at `rows`: in the caller's tensor, or in a message.
-    // Inlined, so that nearly a kilobyte of parameters is written in place, not moved.
+    // Inlined, so that the parameters, nearly a kilobyte, are written in place.
     #[inline]
     pub fn dispatch_params(
         &self,
         (op, rows): (&LlDispatch, DevPtr),
         grid: &DispatchGrid,
-        part: Part,
+        part: LaunchPart,
     ) -> LlDispatchParams {
         LlDispatchParams {
             common: self.common(
                 LlFingerprint { view: self.bank_to_fill(op, part), ..self.fingerprint_of_dispatch(op) },
-                (op.wire(), grid.cut),
+                (op.wire(), grid.chunk_size),
                 &grid.grid,
                 part,
             ),
             tokens: rows.0 as *const u8,
             topk_idx: self.ids(),
-            out: kept(part, op.out) as *mut u8,
-            counter: kept(part, op.counter.unwrap_or_default()) as *mut i32,
-            waits: kept(part, op.waits.unwrap_or_default()) as *mut u64,
+            out: output_or_null(part, op.out) as *mut u8,
+            counter: output_or_null(part, op.counter.unwrap_or_default()) as *mut i32,
+            waits: output_or_null(part, op.waits.unwrap_or_default()) as *mut u64,
             notify_blocks: grid.notify_blocks,
             serve_blocks: grid.serve_blocks,
         }
@@ -256,23 +262,29 @@ impl Handle {
     /// The parameters of `part` of a combine.
     // Inlined for the same reason.
     #[inline]
-    pub fn combine_params(&self, op: &LlCombine, grid: &Grid, part: Part) -> LlCombineParams {
+    pub fn combine_params(&self, op: &LlCombine, grid: &Grid, part: LaunchPart) -> LlCombineParams {
         let fingerprint =
             LlFingerprint { exact: op.is_exact(), ..self.fingerprint(KernelOp::LlCombine, op.row.into(), op.layout) };
         LlCombineParams {
-            common: self.common(fingerprint, (op.row.into(), Cut::Large), grid, part),
+            common: self.common(fingerprint, (op.row.into(), ChunkSize::Large), grid, part),
             rows: op.expert_rows.0 as *const u8,
             topk_idx: self.ids(),
-            weights: kept(part, op.weights.unwrap_or_default()) as *const f32,
-            out: kept(part, op.out) as *mut u8,
-            waits: kept(part, op.waits.unwrap_or_default()) as *mut u64,
+            weights: output_or_null(part, op.weights.unwrap_or_default()) as *const f32,
+            out: output_or_null(part, op.out) as *mut u8,
+            waits: output_or_null(part, op.waits.unwrap_or_default()) as *mut u64,
         }
     }
 
-    // Inlined for the same reason. Everything that needs a call comes first, so that peers are copied once.
+    // Inlined for the same reason. All calls come before the literal, so that the table of peers is copied only once.
     #[inline(always)]
-    fn common(&self, fingerprint: LlFingerprint, (row, cut): (WireRow, Cut), grid: &Grid, part: Part) -> LlCommon {
-        let shape = self.plan.shape(row, cut);
+    fn common(
+        &self,
+        fingerprint: LlFingerprint,
+        (row, chunk_size): (WireRow, ChunkSize),
+        grid: &Grid,
+        part: LaunchPart,
+    ) -> LlCommon {
+        let shape = self.plan.shape(row, chunk_size);
         LlCommon {
             peers: *self.context.peers(),
             wait: self.context.wait(fingerprint.op),
@@ -310,14 +322,14 @@ impl Handle {
     }
 }
 
-/// The `scaled` rows of a dispatch as parameters of kernels with this cut.
-pub fn rows_with_scales(op: &LlDispatch, scaled: &Scaled, cut: Cut) -> Result<ScaledRows> {
-    let scale_chunk_bytes = Chunks::of(op.wire(), cut).scales as u32;
+/// The kernel parameters of a dispatch's rows with scales, in chunks of this size.
+pub fn rows_with_scales(op: &LlDispatch, scaled: &Scaled, chunk_size: ChunkSize) -> Result<ScaledRows> {
+    let scale_chunk_bytes = Chunks::of(op.wire(), chunk_size).scales as u32;
     Ok(ScaledRows { scale_chunk_bytes, ..scaled_rows(op.row, scaled)? })
 }
 
-/// The caller's memory; NULL if `part` does not want the outputs, whose memory may be gone then.
+/// The caller's memory for an output, or NULL if `part` does not want outputs: the memory may no longer exist then.
 #[inline]
-pub fn kept(part: Part, data: DevPtr) -> usize {
-    if part.keep { data.0 } else { 0 }
+pub fn output_or_null(part: LaunchPart, data: DevPtr) -> usize {
+    if part.wants_outputs { data.0 } else { 0 }
 }

@@ -1,5 +1,5 @@
-//! The memory of an LL handle, and that of views: rank-major rows that stay where they arrive (`cuda/ll/view.cuh`), or
-//! that are copied for the caller.
+//! The memory of LL handles, and of views: rank-major rows that the caller reads where they arrive
+//! (`cuda/ll/view.cuh`), or from a copy.
 
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
 use crate::backend::cuda::group_context::{GroupContext, peer_table};
@@ -19,7 +19,7 @@ use once_cell::sync::OnceCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// One handle's memory: the data that its dispatch stores for its combine.
+/// A handle's memory: what its dispatch stores for its combine.
 pub struct HandleMemory {
     /// `None` if the block is in a caller's memory.
     _buffer: Option<Buffer>,
@@ -29,17 +29,17 @@ pub struct HandleMemory {
     form: HandleForm,
     /// `None` on one node.
     handshake: Option<Handshake>,
-    /// 1 + the index of a slot, or 0 for none.
+    /// See [`Self::receiver`]: 1 + the slot's index, or 0 for none.
     receiver: AtomicUsize,
 }
 
 impl HandleMemory {
-    /// The content is arbitrary, or left by an earlier handle. Initialising it would mean waiting for kernels, hence
-    /// for other ranks, and a dispatch writes everything that its combine reads. But that dispatch may be in a graph
-    /// that was never launched, which the host cannot see: then kernels access no wrong address, but the group's
-    /// results are meaningless from there on.
+    /// Its content is arbitrary: initialising it would mean waiting for kernels, hence for other ranks, and is not
+    /// needed, as a dispatch writes everything that its combine reads. But the host cannot see whether a captured
+    /// dispatch was ever launched; after a combine without it, the group's results are meaningless, though kernels
+    /// access no wrong address.
     ///
-    /// Over several nodes the rank forwards for `forwarded` ranks, itself included.
+    /// Over several nodes this rank forwards for `forwarded` ranks, including itself.
     pub fn new(
         (group, memory): (&GroupContext, &Arc<CudaMemory>),
         plan: &LlPlan,
@@ -52,7 +52,7 @@ impl HandleMemory {
         Ok(Self { _buffer: Some(buffer), handshake, ..given })
     }
 
-    /// A block for this routing in a caller's memory, in a group on one node.
+    /// The memory of a handle on one node whose block is in a caller's memory.
     pub fn given(plan: &LlPlan, routing: &Routing, GivenBlock(block): GivenBlock) -> Self {
         let Routing { top_k, form, .. } = *routing;
         Self {
@@ -66,7 +66,7 @@ impl HandleMemory {
         }
     }
 
-    /// Whether the memory fits a handle with this routing.
+    /// Whether the memory suits a handle with this routing.
     pub fn serves(&self, routing: &Routing) -> bool {
         let is_same = (self.top_k, self.form) == (routing.top_k, routing.form);
         is_same && self.handshake.as_ref().is_none_or(Handshake::is_free)
@@ -77,12 +77,12 @@ impl HandleMemory {
         handshake.ok_or_else(|| Error::internal("a handshake on one node"))
     }
 
-    /// Where 32-bit ids are widened to.
+    /// Memory for widened 32-bit ids.
     pub fn ids(&self) -> DevPtr {
         DevPtr(self.block.0 + self.sections.ids)
     }
 
-    /// The memory as a kernel parameter.
+    /// The kernels' parameter for this memory.
     pub fn memory(&self) -> LlHandleMemory {
         let at = |offset: usize| self.block.0 + offset;
         LlHandleMemory {
@@ -92,14 +92,14 @@ impl HandleMemory {
         }
     }
 
-    /// The slot whose receive phase was the last to use this memory, if no operation has used it since. The next one
-    /// must wait for that phase, as receive phases are not in the group's order.
+    /// The slot of the receive phase that used this memory last; `None` if a later operation has used it. The next
+    /// operation must wait for that phase, as receive phases are not in the group's order.
     pub fn receiver(&self) -> Option<StagedSlot> {
         let slot = self.receiver.load(Ordering::Acquire).checked_sub(1)?;
         StagedSlot::ALL.get(slot).copied()
     }
 
-    /// Records that slot, or `None` once a later operation is enqueued.
+    /// Sets [`Self::receiver`]; `None` once a later operation is enqueued.
     pub fn set_receiver(&self, slot: Option<StagedSlot>) {
         self.receiver.store(slot.map_or(0, |slot| 1 + slot.index()), Ordering::Release);
     }
@@ -107,14 +107,14 @@ impl HandleMemory {
 
 const _: () = assert!(LL_VIEW_BANKS as usize == ViewBank::COUNT);
 
-/// The memory of views, on one node. Ranks allocate their banks together when the first view is asked for.
+/// The banks of views, on one node. All ranks allocate theirs when a caller asks for the first view.
 pub struct ViewBanks {
     /// This rank's `LlViewState`.
     pub state: DevPtr,
     bank_bytes: usize,
-    /// Of the longest rows.
+    /// Bytes of the longest rows.
     row_bytes: usize,
-    /// The kinds of rows of which no rank has many: copying these is faster.
+    /// The kinds of rows of which no rank has many, so that copying them is faster than reading them in place.
     few: Option<FewRows>,
     rank: LocalRank,
     /// The address of each rank's first bank.
@@ -122,14 +122,14 @@ pub struct ViewBanks {
 }
 
 impl ViewBanks {
-    /// No banks yet; each will have `bank_bytes`, for rows of at most `row_bytes`.
+    /// No banks yet. Each will have `bank_bytes`, for rows of at most `row_bytes`.
     pub fn new(state: DevPtr, [bank_bytes, row_bytes]: [usize; 2], few: Option<FewRows>, rank: LocalRank) -> Self {
         Self { state, bank_bytes, row_bytes, few, rank, first: OnceCell::new() }
     }
 
-    /// Whether the rows of `op` stay where they arrive: they fit with the packets of their scales, and the scales are
-    /// no longer than the payload, as a lane that sends 16 bytes of payload sends as many of scales.
-    pub fn hold(&self, op: &LlDispatch) -> bool {
+    /// Whether the rows of `op` stay where they arrive. For that, they must fit with the packets of their scales, and
+    /// the scales must not be longer than the payload, as a lane sends at most as many bytes of scales as of payload.
+    pub fn keep_in_place(&self, op: &LlDispatch) -> bool {
         let row = op.wire();
         let (payload, packets) = (row.payload.bytes(), scale_bytes(row));
         let is_few = |few: FewRows| if row.scales.is_some() { few.by_rank } else { few.plain_of_view };
@@ -137,56 +137,57 @@ impl ViewBanks {
         !is_copied && payload + packets <= self.row_bytes && packets <= 2 * payload
     }
 
-    /// Creates the banks, unless they exist; `make` gets their size.
+    /// Creates the banks, unless they exist. `make` gets a bank's size and returns the addresses of all ranks' first
+    /// banks.
     pub fn make(&self, make: impl FnOnce(usize) -> Result<Box<[usize]>>) -> Result<()> {
         self.first.get_or_try_init(|| make(ViewBank::COUNT * self.bank_bytes)).map(drop)
     }
 
-    /// `bank` of each rank, once the banks exist.
+    /// The addresses of `bank` on all ranks; `None` before the banks exist.
     pub fn of_ranks(&self, bank: ViewBank) -> Option<PeerTable> {
         let first = self.first.get()?.iter();
         Some(peer_table(first.map(|first| first + bank.index() * self.bank_bytes), self.rank))
     }
 
-    /// How rows at `at`, with `zone_bytes` for each rank, lie relative to `bank`.
-    pub fn lies(&self, bank: ViewBank, at: DevPtr, zone_bytes: usize) -> Lies {
+    /// How a caller's rows at `at`, with `zone_bytes` for each rank, overlap `bank`.
+    pub fn overlap(&self, bank: ViewBank, at: DevPtr, zone_bytes: usize) -> Overlap {
         match (self.own(bank), self.first.get()) {
-            (Some(own), _) if own == at => Lies::There,
+            (Some(own), _) if own == at => Overlap::Exact,
             (Some(own), Some(ranks)) => {
                 let apart = at.0 + ranks.len() * zone_bytes <= own.0 || own.0 + self.bank_bytes <= at.0;
-                if apart { Lies::Apart } else { Lies::Across }
+                if apart { Overlap::None } else { Overlap::Partial }
             }
-            _ => Lies::Apart,
+            _ => Overlap::None,
         }
     }
 
-    /// This rank's `bank`, once the banks exist.
+    /// The address of this rank's `bank`; `None` before the banks exist.
     pub fn own(&self, bank: ViewBank) -> Option<DevPtr> {
         let first = self.first.get()?.get(self.rank.index())?;
         Some(DevPtr(first + bank.index() * self.bank_bytes))
     }
 }
 
-/// How a caller's rows lie relative to a bank: outside, exactly there, or overlapping.
+/// How a caller's rows overlap a bank: `Exact` means that they are the bank's rows, each in its place.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Lies {
-    Apart,
-    There,
-    Across,
+pub enum Overlap {
+    None,
+    Exact,
+    Partial,
 }
 
-/// Bytes of the packets of a row's scales: one per four bytes, in multiples of four packets.
+/// Bytes of the packets of a row's scales: one packet per four bytes of scales, in multiples of four packets.
 pub fn scale_bytes(row: WireRow) -> usize {
     2 * (row.slot_bytes() - row.payload.bytes())
 }
 
-/// Memory of the library's to which views' rows are copied if they do not stay where they arrive: in staged operations,
-/// over several nodes, and if banks cannot hold them. Allocated on first use.
+/// The library's memory for copies of views' rows, allocated on first use. Rows are copied in staged operations, over
+/// several nodes, and if the banks cannot hold them.
 #[derive(Default)]
 pub struct CopiedViews(OnceCell<Buffer>);
 
 impl CopiedViews {
-    /// The address of `bank`, of `bank_bytes`.
+    /// The address of the copies for `bank`, of `bank_bytes`.
     pub fn at(&self, memory: &Arc<CudaMemory>, bank: ViewBank, bank_bytes: usize) -> Result<DevPtr> {
         let make = || Buffer::new(memory, ViewBank::COUNT * bank_bytes);
         let buffer = self.0.get_or_try_init(make)?;

@@ -1,4 +1,4 @@
-//! Low-latency operations: checked operation -> kernel parameters -> launch.
+//! Low-latency operations: from checked operations to kernel launches.
 
 mod by_rank;
 mod chunks;
@@ -12,12 +12,12 @@ pub mod plan;
 mod staged;
 
 use crate::backend::cuda::agreement::next_number;
-use crate::backend::cuda::auxiliary::{self, GivenHeader};
+use crate::backend::cuda::auxiliary::{self, CallerHeader};
 use crate::backend::cuda::driver::memory::CudaMemory;
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::group_context::GroupContext;
 use crate::backend::cuda::ll::handle::Handle;
-use crate::backend::cuda::ll::launch::Part;
+use crate::backend::cuda::ll::launch::LaunchPart;
 use crate::backend::cuda::ll::memory::{CopiedViews, HandleMemory, ViewBanks};
 use crate::backend::cuda::ll::network::LlNetwork;
 use crate::backend::cuda::ll::over_nodes::OverNodes;
@@ -27,7 +27,7 @@ use crate::backend::cuda::network::Network;
 use crate::backend::cuda::order::Order;
 use crate::backend::cuda::params::common::KernelOp;
 use crate::backend::cuda::params::ll::LlLayout;
-use crate::backend::cuda::pool::{Asking, Pool, Taken};
+use crate::backend::cuda::pool::{MemoryRequest, Pool, PooledMemory};
 use crate::backend::{LlBackend, LlGroupBackend};
 use crate::error::Result;
 use crate::model::handle_state::{GivenBlock, HandleHome, header};
@@ -37,12 +37,12 @@ use once_cell::sync::OnceCell;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
-/// The state that the LL handles of a group share.
+/// The LL state of a group, shared by its handles.
 pub struct LlGroup {
     context: Arc<GroupContext>,
     /// `None` on one node.
     network: Option<LlNetwork>,
-    /// Number of handles so far.
+    /// Number of handles created so far.
     handles: AtomicU32,
     plan: LlPlan,
     layout: LlLayout,
@@ -56,7 +56,7 @@ pub struct LlGroup {
 }
 
 impl LlGroup {
-    /// The LL side of a group; `plan`'s regions begin at `start` of the windows.
+    /// The LL state of a group whose LL regions, as in `plan`, begin at `start` of the windows.
     pub fn new(
         context: Arc<GroupContext>,
         network: Option<&Arc<Network>>,
@@ -88,12 +88,12 @@ impl LlGroup {
         })
     }
 
-    /// Creates the banks of views, unless they exist, with `make`: it gets their size and returns all ranks' addresses.
+    /// As [`ViewBanks::make`].
     pub fn make_views(&self, make: impl FnOnce(usize) -> Result<Box<[usize]>>) -> Result<()> {
         self.views.as_ref().map_or(Ok(()), |views| views.make(make))
     }
 
-    /// The group was closed: no operation will follow an abandoned one.
+    /// Forgets abandoned staged operations, as the group was closed and none will follow.
     pub fn forget_staged(&self) {
         self.staged.close();
     }
@@ -111,7 +111,7 @@ impl LlGroupBackend for LlGroup {
         match (&self.network, &handle) {
             (None, _) => {}
             (Some(network), Ok(handle)) => handle.announce(network)?,
-            // This rank's own reason is reported, whether the others learn of it or not.
+            // The error is this rank's own, even if announcing the refusal fails.
             (Some(network), Err(error)) => drop(network.refuse(&self.context, &self.memory, number, error)),
         }
         Ok(Box::new(CudaLl(Arc::new(InGroup { handle: handle?, group: self }))))
@@ -119,7 +119,7 @@ impl LlGroupBackend for LlGroup {
 }
 
 impl LlGroup {
-    /// Handle `number` of the group, before it is announced to the others.
+    /// Handle `number` of the group, not announced to other ranks yet.
     fn handle(&self, number: u32, routing: Routing, home: HandleHome, stream: Stream) -> Result<Handle> {
         let capture = self.context.module.enter(stream).ok().and_then(|at| at.capture);
         let serves = |memory: &HandleMemory| memory.serves(&routing).then_some(0);
@@ -131,11 +131,11 @@ impl LlGroup {
             layout: self.layout,
             views: self.views.clone(),
             memory: match home.given {
-                None => self.pool.take(&Asking { handle: &home.life, capture, shares: true }, serves, make)?,
-                Some(block) => Taken::apart(HandleMemory::given(&self.plan, &routing, block), &home.life),
+                None => self.pool.take(&MemoryRequest { handle: &home.life, capture, shares: true }, serves, make)?,
+                Some(block) => PooledMemory::apart(HandleMemory::given(&self.plan, &routing, block), &home.life),
             },
             header: (home.given)
-                .map(|GivenBlock(block)| GivenHeader::new(block, header(&self.plan.facts, &routing, 0))),
+                .map(|GivenBlock(block)| CallerHeader::new(block, header(&self.plan.facts, &routing, 0))),
             number,
             source_tokens: OnceCell::new(),
             routing,
@@ -146,7 +146,7 @@ impl LlGroup {
 /// An LL handle.
 struct CudaLl(Arc<InGroup>);
 
-/// A handle, and the group that orders its operations.
+/// A handle together with its group, which orders the operations.
 struct InGroup {
     group: Arc<LlGroup>,
     handle: Handle,
@@ -157,16 +157,16 @@ impl InGroup {
         self.handle.context.module.enter(stream)
     }
 
-    /// The same for running an operation.
+    /// As [`Self::enter`], for running an operation.
     fn enter_to_run(&self, stream: Stream) -> Result<StreamScope> {
         let at = self.enter(stream)?;
         self.handle.memory.use_at(&at);
         Ok(at)
     }
 
-    /// Makes `at` wait for receive phases on other streams that use the memory of `op`. Returns true if `at` is now
-    /// ordered after every receive phase on the handle's own memory. A caller's memory may be another handle's, too,
-    /// and other handles' rows may still be arriving in a view.
+    /// Makes `at` wait for receive phases on other streams that use the memory of `op`. These may be phases of other
+    /// handles if the block is in a caller's memory, or if their rows arrive in the same view. Returns true if `at` is
+    /// now ordered after all receive phases on the handle's own memory.
     fn follow_receivers(&self, op: &LlOp, at: &StreamScope) -> Result<bool> {
         let is_shared = self.handle.header.is_some();
         if is_shared || matches!(op, LlOp::Dispatch(LlDispatch { view: Some(_), .. })) {
@@ -182,14 +182,14 @@ impl InGroup {
         }
     }
 
-    /// `part` of an operation over several nodes; `None` on one node.
-    fn over_nodes(&self, part: Part) -> Result<Option<OverNodes<'_>>> {
+    /// What runs `part` of an operation over several nodes; `None` on one node.
+    fn over_nodes(&self, part: LaunchPart) -> Result<Option<OverNodes<'_>>> {
         let on = |network| OverNodes::new(&self.handle, network, part);
         self.group.network.as_ref().map(on).transpose()
     }
 
-    /// The receive phase of a staged operation.
-    fn receive(&self, op: &LlOp, part: Part, at: &StreamScope) -> Result<()> {
+    /// Enqueues the receive phase of a staged operation.
+    fn receive(&self, op: &LlOp, part: LaunchPart, at: &StreamScope) -> Result<()> {
         match self.over_nodes(part)? {
             None => self.handle.launch(op, part, at),
             Some(network) => network.receive(op, at),
@@ -201,7 +201,7 @@ impl LlBackend for CudaLl {
     fn view(&self, op: &LlDispatch, staged: bool, bank: ViewBank) -> Result<Option<DevPtr>> {
         let group = &self.0.group;
         match &group.views {
-            Some(views) if views.hold(op) && !staged => Ok(views.own(bank)),
+            Some(views) if views.keep_in_place(op) && !staged => Ok(views.own(bank)),
             _ => (group.copied_views).at(&group.memory, bank, group.plan.view_bytes()).map(Some),
         }
     }
@@ -210,10 +210,10 @@ impl LlBackend for CudaLl {
         let this = &self.0;
         let at = &this.enter_to_run(stream)?;
         let follows = this.follow_receivers(op, at)?;
-        let network = this.over_nodes(Part::WHOLE)?;
+        let network = this.over_nodes(LaunchPart::WHOLE)?;
         let turn = this.group.order.begin(at)?;
         turn.end_after(match network {
-            None => this.handle.launch(op, Part::WHOLE, at),
+            None => this.handle.launch(op, LaunchPart::WHOLE, at),
             Some(network) => network.run(op, at),
         })?;
         if follows {
@@ -226,12 +226,12 @@ impl LlBackend for CudaLl {
         let this = &self.0;
         let at = &this.enter_to_run(stream)?;
         let follows = this.follow_receivers(op, at)?;
-        let network = this.over_nodes(Part::send(slot))?;
+        let network = this.over_nodes(LaunchPart::send(slot))?;
         let phase = this.group.staged.begin_send(slot, at)?;
         let turn = this.group.order.begin(at)?;
         match network {
             None => {
-                let sent = this.handle.launch(op, Part::send(slot), at);
+                let sent = this.handle.launch(op, LaunchPart::send(slot), at);
                 turn.end_after(sent.and_then(|()| phase.end(at)))?;
             }
             Some(network) => network.send(op, at, turn, |after| phase.end(after))?,
@@ -246,7 +246,7 @@ impl LlBackend for CudaLl {
         let this = &self.0;
         let at = &this.enter_to_run(stream)?;
         let phase = this.group.staged.begin_receive(slot, at)?;
-        this.receive(op, Part::receive(slot, true), at)?;
+        this.receive(op, LaunchPart::receive(slot, true), at)?;
         phase.end()?;
         this.handle.memory.set_receiver(Some(slot));
         Ok(())
@@ -255,7 +255,7 @@ impl LlBackend for CudaLl {
     fn abandon(&self, op: &LlOp, slot: StagedSlot) {
         let (this, op) = (Arc::clone(&self.0), *op);
         let discard = move |at: &StreamScope| {
-            this.receive(&op, Part::receive(slot, false), at)?;
+            this.receive(&op, LaunchPart::receive(slot, false), at)?;
             this.handle.memory.set_receiver(Some(slot));
             Ok(())
         };

@@ -1,8 +1,7 @@
-//! What LL operations need only over several nodes: memory for what crosses the network, and the order of background
-//! work.
+//! The LL state for groups over several nodes: memory for messages, and the order of background work.
 //!
-//! Messages are received into plain device memory, one buffer per channel. No acknowledgements are needed: a receive is
-//! enqueued after all readers of the previous message.
+//! Messages arrive in plain device memory, one buffer per channel. This needs no acknowledgements: stream order puts a
+//! receive after all readers of the previous message.
 
 use crate::backend::cuda::agreement::verdict_refusing;
 use crate::backend::cuda::driver::context_handle::ApartFromCaptures;
@@ -25,18 +24,18 @@ use parking_lot::Mutex;
 use std::ops::Deref;
 use std::sync::Arc;
 
-/// The LL side of a group's network.
+/// A group's LL state over several nodes.
 pub struct LlNetwork {
     network: Arc<Network>,
     channels: Vec<ChannelMemory>,
-    /// The bound on tokens per rank.
+    /// The group's bound on tokens per rank.
     pub max_tokens: usize,
-    /// The order of what staged operations send, on a side stream.
+    /// The order of what staged operations send in the background, on a side stream.
     pub background_order: Order,
-    /// Joins a side stream to a caller's, and back.
+    /// The event that makes a side stream wait for a caller's, or the other way round.
     pub join: Mutex<DriverEvent>,
-    /// With which this rank announces that it refuses a handle, as memory for the handle itself may be lacking. One is
-    /// allocated from the start.
+    /// For announcing that this rank refuses a handle, possibly because there is no memory for it; so the first one is
+    /// allocated in advance.
     refusals: Mutex<Vec<Handshake>>,
 }
 
@@ -49,7 +48,7 @@ impl Deref for LlNetwork {
 }
 
 impl LlNetwork {
-    /// The LL side of `network`, for operations with the bounds of `facts`.
+    /// The LL state over `network`, for operations within the bounds of `facts`.
     pub fn new(network: Arc<Network>, memory: &Arc<CudaMemory>, facts: &GroupFacts) -> Result<Self> {
         let context = &memory.context;
         let channel = |_| ChannelMemory::new(memory, &network.view, facts);
@@ -63,14 +62,14 @@ impl LlNetwork {
         })
     }
 
-    /// The memory of channel `channel`.
+    /// The memory of `channel`.
     pub fn channel(&self, channel: u32) -> Result<&ChannelMemory> {
         let found = self.channels.get(channel as usize);
         found.ok_or_else(|| Error::internal(format!("no channel {channel}")))
     }
 
-    /// The network's parameters for kernels: the addresses of messages, the handle's number, and the most tokens of a
-    /// forwarded rank.
+    /// The kernel parameters for messages in `memory`, for a handle with this number whose forwarded ranks have at most
+    /// `most_tokens`.
     pub fn nodes(&self, memory: &ChannelMemory, (handle, most_tokens): (u32, u32)) -> Result<LlNodes> {
         let (view, tables) = (&self.view, &self.on_device);
         let (sums, weights) = (memory.rows.back(), memory.weights);
@@ -94,12 +93,12 @@ impl LlNetwork {
         })
     }
 
-    /// Handle `number`, about to be announced to the rail peers.
+    /// Handle `number`, as it is announced to the rail peers.
     pub fn new_handle<'a>(&'a self, context: &'a GroupContext, number: u32) -> NewHandle<'a> {
         NewHandle { network: self, faults: &context.faults, what: "LL handle", number }
     }
 
-    /// Announces this rank's part of handle `number` to the rail peers, with a handshake that is free.
+    /// Announces handle `number` to the rail peers with the handshake `by`, which must be free.
     pub fn announce(&self, context: &GroupContext, number: u32, by: &Handshake, own: Announced) -> Result<()> {
         let _apart = ApartFromCaptures::enter()?;
         let at = &context.module.enter(self.on_device.side.outside())?;
@@ -120,33 +119,33 @@ impl LlNetwork {
         announced
     }
 
-    /// The side stream for background work of an operation at `at`, not ordered after `at` yet. Refuses a capture if
-    /// too many are open.
+    /// The side stream for background work of an operation at `at`, not ordered after `at` yet. An error if too many
+    /// captures are open.
     pub fn background_of(&self, at: &StreamScope) -> Result<StreamScope> {
         Ok(at.of_same_capture(self.on_device.side.of(at.capture)?))
     }
 }
 
 const REGION_ALIGN: usize = 256;
-/// Bytes in front of each message.
+/// Bytes before the content of each message.
 pub const HEADER_BYTES: usize = size_of::<MessageHeader>();
 
-/// A channel's memory for what crosses the network.
+/// A channel's memory for messages between nodes.
 pub struct ChannelMemory {
     _buffer: Buffer,
-    /// Messages with a row for each token. A dispatch sends one to all rail peers, and receives one from each source.
-    /// On the way back, a combine sends one to each source, and receives one from each other node.
-    pub rows: Leg,
-    /// Messages with a weight for each entry, which travel the same way, but not back.
-    pub weights: Leg,
+    /// For rows, one per token. A dispatch sends the same message to all rail peers, and receives one from each source.
+    /// A combine uses the buffers the other way round: sends a message to each source, and receives one per other node.
+    pub rows: MessageBuffers,
+    /// For weights, one per entry, sent and received as a dispatch's rows.
+    pub weights: MessageBuffers,
 }
 
-/// The messages of one exchange. Each begins with a header.
+/// Where the messages of an exchange are; each begins with a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Leg {
+pub struct MessageBuffers {
     /// The first message that this rank sends.
     pub sends: DevPtr,
-    /// The first message that it receives.
+    /// The first message that this rank receives.
     pub receives: DevPtr,
     /// Distance from one message to the next.
     pub stride: usize,
@@ -157,29 +156,28 @@ impl ChannelMemory {
     pub fn new(memory: &Arc<CudaMemory>, view: &NodeView, facts: &GroupFacts) -> Result<Self> {
         let entries = facts.max_tokens.unwrap_or(0) * LL_MAX_TOP_K as usize;
         let mut regions = Regions::new(REGION_ALIGN);
-        let mut leg = |sends: usize, bytes: usize| {
+        let mut buffers = |sends: usize, bytes: usize| {
             let stride = (HEADER_BYTES + bytes).next_multiple_of(REGION_ALIGN);
             let mut take = |messages: usize| DevPtr(regions.take(messages * stride));
-            Leg { sends: take(sends), receives: take(view.remote().len()), stride }
+            MessageBuffers { sends: take(sends), receives: take(view.remote().len()), stride }
         };
-        let rows = leg(view.others(), most_rows_bytes(facts));
-        let weights = leg(1, entries * size_of::<f32>());
-        // Must not look like the header of any operation.
+        let rows = buffers(view.others(), most_rows_bytes(facts));
+        let weights = buffers(1, entries * size_of::<f32>());
+        // Zeros, so that no message has a valid header before it has arrived.
         let buffer = Buffer::zeroed(memory, regions.bytes())?;
         Ok(Self { rows: rows.moved(buffer.data()), weights: weights.moved(buffer.data()), _buffer: buffer })
     }
 }
 
-/// Most bytes behind the header of a message in a group with the bounds of `facts`: for each token a row, ids and
-/// weights.
+/// Most bytes after a message's header within the bounds of `facts`: for each token a row, ids and weights.
 pub fn most_rows_bytes(facts: &GroupFacts) -> usize {
     let entry = size_of::<i64>() + size_of::<f32>();
     let of_token = facts.row_bytes + LL_MAX_TOP_K as usize * entry;
     facts.max_tokens.unwrap_or(0) * of_token
 }
 
-impl Leg {
-    /// The way back: messages go where others came from.
+impl MessageBuffers {
+    /// The buffers with directions swapped, for answers.
     pub fn back(self) -> Self {
         Self { sends: self.receives, receives: self.sends, ..self }
     }

@@ -1,20 +1,20 @@
-//! LL operations over several nodes: messages along the rails, and launches between them.
+//! LL operations over several nodes: which messages travel along the rails, and which kernels run between them.
 //!
-//! A dispatch sends its rows and ids, packed by a kernel, to the rail peers; then one kernel sends the rows of all
-//! forwarded ranks within the node, and receives. A combine sends its weights to the rail peers; a kernel sends the
-//! rows of this rank's experts to their home ranks or their forwarders, and sums what arrives for the forwarded ranks;
-//! the sums go home, where a last kernel adds them to the home node's. Each exchange is one message per rank, as each
-//! costs the network's latency.
+//! Dispatch: a kernel packs rows and ids, which go to the rail peers; then one kernel sends the rows of all forwarded
+//! ranks within the node, and receives. Combine: weights go to the rail peers; a kernel sends the rows of this rank's
+//! experts to their home ranks or their forwarders, and sums what arrives for the forwarded ranks; the sums go home,
+//! where a last kernel adds them to the home node's. Each exchange takes one message per rank, as every message costs
+//! the network's latency.
 //!
-//! A whole operation runs all of this on the caller's stream. The send phase of a staged one leaves what waits for the
-//! network to the background, except for the weights, without which expert ranks cannot sum.
+//! A whole operation runs all of this on the caller's stream. The send phase of a staged operation runs what waits for
+//! the network in the background, except the exchange of weights, which expert ranks need for their sums.
 
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::kernels::{self, LaunchShape, to_u32};
-use crate::backend::cuda::ll::chunks::Cut;
+use crate::backend::cuda::ll::chunks::ChunkSize;
 use crate::backend::cuda::ll::handle::{Handle, SourceTokens, rows_with_scales};
-use crate::backend::cuda::ll::launch::{DispatchGrid, Grid, Part};
-use crate::backend::cuda::ll::network::{ChannelMemory, HEADER_BYTES, Leg, LlNetwork};
+use crate::backend::cuda::ll::launch::{DispatchGrid, Grid, LaunchPart};
+use crate::backend::cuda::ll::network::{ChannelMemory, HEADER_BYTES, LlNetwork, MessageBuffers};
 use crate::backend::cuda::order::Turn;
 use crate::backend::cuda::params::common::MessageHeader;
 use crate::backend::cuda::params::ll::{
@@ -31,21 +31,21 @@ use crate::model::ops::{LlCombine, LlDispatch, LlOp, LlTopk, Routing, RowType};
 use crate::model::tensor::DevPtr;
 
 const WARP: u32 = 32;
-/// Bytes that a thread of `ll_pack` copies at once.
+/// Bytes that a thread of `ll_pack` copies with one access.
 const PACKED_AT_ONCE: usize = 16;
 
-/// The network, as used by an operation of one handle.
+/// Runs part of one operation over several nodes.
 pub struct OverNodes<'a> {
     handle: &'a Handle,
     network: &'a LlNetwork,
     memory: &'a ChannelMemory,
     tokens: &'a SourceTokens,
-    part: Part,
+    part: LaunchPart,
 }
 
 impl<'a> OverNodes<'a> {
-    /// `part` of an operation of `handle`. The handle's first operation waits for the other ranks' announcements.
-    pub fn new(handle: &'a Handle, network: &'a LlNetwork, part: Part) -> Result<Self> {
+    /// For `part` of an operation of `handle`. The handle's first operation waits here for other ranks' announcements.
+    pub fn new(handle: &'a Handle, network: &'a LlNetwork, part: LaunchPart) -> Result<Self> {
         Ok(Self {
             handle,
             network,
@@ -76,20 +76,20 @@ impl<'a> OverNodes<'a> {
         }
     }
 
-    /// The grid of a dispatch as its call asks for, except for background work.
+    /// The grid of a dispatch: for background work a fixed one, otherwise as adjusted by the call.
     fn dispatch_grid(&self, op: &LlDispatch) -> DispatchGrid {
         let own = self.handle.plan.dispatch;
-        own.asked(op.launch, LL_DISPATCH_THREADS)
+        own.adjusted(op.launch, LL_DISPATCH_THREADS)
     }
 
-    /// The same for a combine.
+    /// The grid of a combine, likewise.
     fn combine_grid(&self, op: &LlCombine) -> Grid {
         let plan = &self.handle.plan;
-        plan.combine_asked(op.launch, LL_COMBINE_MANY_THREADS)
+        plan.adjusted_combine(op.launch, LL_COMBINE_MANY_THREADS)
     }
 
-    /// Enqueues the send phase of a staged operation, on `at` and in the background, and ends `turn` with what was
-    /// enqueued. `sent` gets the stream that the receive phase has to follow.
+    /// Enqueues the send phase of a staged operation on `at` and in the background, and ends `turn`. `sent` gets the
+    /// stream that the receive phase must follow.
     pub fn send(
         &self,
         op: &LlOp,
@@ -97,7 +97,7 @@ impl<'a> OverNodes<'a> {
         turn: Turn<'_>,
         sent: impl FnOnce(&StreamScope) -> Result<()>,
     ) -> Result<()> {
-        // Everything that can refuse comes before the first launch: half an operation would stay in a graph.
+        // All refusals come before the first launch, as half an operation would stay in a captured graph.
         let background = &self.network.background_of(at)?;
         let in_background = self.network.background_order.begin(background)?;
         let label = self.label(op);
@@ -106,7 +106,7 @@ impl<'a> OverNodes<'a> {
             LlOp::Combine(op) => self.send_combine(label, op, at, background),
         });
         if enqueued.is_err() {
-            // No receive phase will follow the background, and a capture must not end with an unjoined stream.
+            // No receive phase will join the background stream, and a capture must not end before it is joined.
             let _ = self.join(at, background);
             let _ = self.join(background, at);
         }
@@ -139,12 +139,12 @@ impl<'a> OverNodes<'a> {
         self.send_sums(label, op.row, background)
     }
 
-    /// Makes `to` wait for the present work of `from`.
+    /// Makes `to` wait for the work that is now enqueued on `from`.
     fn join(&self, from: &StreamScope, to: &StreamScope) -> Result<()> {
         self.network.join.lock().join(from.stream, to.stream)
     }
 
-    /// Enqueues the receive phase of a staged operation, which does not use the network.
+    /// Enqueues the receive phase of a staged operation; it does not use the network.
     pub fn receive(&self, op: &LlOp, at: &StreamScope) -> Result<()> {
         let phase = LlPhase::Receive;
         match op {
@@ -153,7 +153,7 @@ impl<'a> OverNodes<'a> {
         }
     }
 
-    /// The label of `op` in the sequence of the group's operations; taken once nothing can refuse it any more.
+    /// The label of `op` in the group's sequence of operations; to be taken only once nothing can refuse `op` any more.
     fn label(&self, op: &LlOp) -> Label {
         self.network.exchanges.label(match op {
             LlOp::Dispatch(_) => "LL dispatch",
@@ -166,12 +166,12 @@ impl<'a> OverNodes<'a> {
         self.network.nodes(self.memory, of_handle)
     }
 
-    /// The part of the operation that a launch of `phases` runs.
-    fn part(&self, phases: LlPhase) -> Part {
-        Part { phases, ..self.part }
+    /// The operation's part, restricted to `phases`.
+    fn part(&self, phases: LlPhase) -> LaunchPart {
+        LaunchPart { phases, ..self.part }
     }
 
-    /// Whether this rank forwards for others.
+    /// Whether this rank forwards for other ranks.
     fn forwards_for_others(&self) -> bool {
         !self.tokens.of.is_empty()
     }
@@ -195,7 +195,7 @@ impl<'a> OverNodes<'a> {
         let params = LlScaledDispatchNodesParams {
             dispatch: self.handle.dispatch_params((op, self.packed_rows()), grid, part),
             nodes,
-            rows: rows_with_scales(op, scaled, Cut::Large)?,
+            rows: rows_with_scales(op, scaled, ChunkSize::Large)?,
         };
         module.launch(kernels::ll_dispatch_nodes_scaled(), grid.launch, &params, at)
     }
@@ -204,7 +204,7 @@ impl<'a> OverNodes<'a> {
     fn launch_rank_dispatch(
         &self,
         (op, topk): (&LlDispatch, &LlTopk),
-        (part, nodes): (Part, LlNodes),
+        (part, nodes): (LaunchPart, LlNodes),
         grid: &DispatchGrid,
         at: &StreamScope,
     ) -> Result<()> {
@@ -218,18 +218,18 @@ impl<'a> OverNodes<'a> {
         let params = LlRankScaledDispatchNodesParams {
             dispatch: params(self.packed_rows()),
             nodes,
-            rows: rows_with_scales(op, scaled, Cut::Large)?,
+            rows: rows_with_scales(op, scaled, ChunkSize::Large)?,
         };
         let kernel = kernels::ll_rank_dispatch_nodes_scaled();
         module.launch(kernel, grid.launch, &params, at)
     }
 
-    /// Rows with scales packed for the network, in the form in which kernels send them.
+    /// The packed rows with scales, as sent over the network and read by kernels.
     fn packed_rows(&self) -> DevPtr {
         DevPtr(self.memory.rows.sends.0 + HEADER_BYTES)
     }
 
-    fn combine_params(&self, op: &LlCombine, grid: &Grid, part: Part) -> Result<LlCombineNodesParams> {
+    fn combine_params(&self, op: &LlCombine, grid: &Grid, part: LaunchPart) -> Result<LlCombineNodesParams> {
         Ok(LlCombineNodesParams { combine: self.handle.combine_params(op, grid, part), nodes: self.nodes()? })
     }
 
@@ -285,8 +285,8 @@ impl<'a> OverNodes<'a> {
         let Some(scaled) = &op.scaled else {
             return module.launch(kernels::ll_pack(), shape, &pack, at);
         };
-        let rows = rows_with_scales(op, scaled, Cut::Large)?;
-        let params = LlScaledPackParams { pack, rows, shape: handle.plan.shape(row, Cut::Large) };
+        let rows = rows_with_scales(op, scaled, ChunkSize::Large)?;
+        let params = LlScaledPackParams { pack, rows, shape: handle.plan.shape(row, ChunkSize::Large) };
         let kernel = match scaled.cast() {
             Some(cast) => kernels::ll_pack_cast(cast.from)?,
             None => kernels::ll_pack_scaled(),
@@ -294,7 +294,7 @@ impl<'a> OverNodes<'a> {
         module.launch(kernel, shape, &params, at)
     }
 
-    /// Adds the weights to the message with rows and ids.
+    /// Appends the weights to the message with rows and ids.
     fn pack_weights(&self, op: &LlDispatch, topk: &LlTopk, at: &StreamScope) -> Result<()> {
         let Routing { tokens, top_k, .. } = self.handle.routing;
         let before = tokens * (op.wire().slot_bytes() + top_k * size_of::<i64>());
@@ -307,28 +307,28 @@ impl<'a> OverNodes<'a> {
         self.handle.context.module.launch(kernels::ll_rank_pack(), shape, &params, at)
     }
 
-    /// Sends this rank's rows and ids, rank-major also weights, to the rail peers; receives the remote ranks'.
+    /// Exchanges rows and ids, in rank-major dispatches also weights: sends this rank's, receives the remote sources'.
     fn send_rows(&self, label: Label, op: &LlDispatch, at: &StreamScope) -> Result<()> {
         let entry = size_of::<i64>() + op.topk.map_or(0, |_| size_of::<f32>());
         let bytes = op.wire().slot_bytes() + self.handle.routing.top_k * entry;
         self.send_there(label, &self.memory.rows, bytes, at)
     }
 
-    /// Sends this rank's weights to the rail peers; receives those of the remote ranks.
+    /// Exchanges weights: sends this rank's to the rail peers, receives the remote sources'.
     fn send_weights(&self, label: Label, at: &StreamScope) -> Result<()> {
         let weights = self.handle.routing.top_k * size_of::<f32>();
         self.send_there(label, &self.memory.weights, weights, at)
     }
 
-    /// Sends this node's sums to the remote ranks and receives those of the rail peers' nodes: each goes back the way
-    /// its row came.
+    /// Exchanges sums: sends this node's sums to the remote sources, receives those of the rail peers' nodes. A sum
+    /// takes the way of its row back.
     fn send_sums(&self, label: Label, row: RowType, at: &StreamScope) -> Result<()> {
-        let (leg, bytes) = (self.memory.rows.back(), row.bytes());
+        let (buffers, bytes) = (self.memory.rows.back(), row.bytes());
         let own = self.handle.routing.tokens;
-        let sends = self.of_remote(leg.sends, leg.stride, bytes);
+        let sends = self.of_remote(buffers.sends, buffers.stride, bytes);
         let peers = self.network.view.rail_peers.iter().enumerate();
         let receives = peers.map(|(node, &peer)| {
-            let data = DevPtr(leg.receives.0 + node * leg.stride);
+            let data = DevPtr(buffers.receives.0 + node * buffers.stride);
             message(peer, data, own, bytes)
         });
         let exchanges = &self.network.exchanges;
@@ -336,16 +336,16 @@ impl<'a> OverNodes<'a> {
     }
 
     /// Sends this rank's message in `leg` to the rail peers; receives those of the remote ranks.
-    fn send_there(&self, label: Label, leg: &Leg, bytes: usize, at: &StreamScope) -> Result<()> {
+    fn send_there(&self, label: Label, buffers: &MessageBuffers, bytes: usize, at: &StreamScope) -> Result<()> {
         let own = self.handle.routing.tokens;
         let peers = self.network.view.rail_peers.iter();
-        let sends = peers.map(|&peer| message(peer, leg.sends, own, bytes));
-        let receives = self.of_remote(leg.receives, leg.stride, bytes);
+        let sends = peers.map(|&peer| message(peer, buffers.sends, own, bytes));
+        let receives = self.of_remote(buffers.receives, buffers.stride, bytes);
         let exchanges = &self.network.exchanges;
         exchanges.enqueue(label, sends, receives, at.stream)
     }
 
-    /// Messages to or from the remote ranks, `stride` apart.
+    /// Messages to or from the remote sources, at distance `stride`.
     fn of_remote(&self, first: DevPtr, stride: usize, bytes: usize) -> impl Iterator<Item = Message> {
         let ranks = self.network.view.remote().iter().zip(&self.tokens.of);
         ranks
@@ -354,12 +354,12 @@ impl<'a> OverNodes<'a> {
     }
 }
 
-/// Blocks for `units`, at `per_block` each; at least one, for the header.
+/// Blocks for `units`, each for `per_block` of them; at least one, which writes the header.
 fn blocks(units: usize, per_block: u32) -> Result<u32> {
     to_u32(units.div_ceil(per_block as usize).max(1))
 }
 
-/// A message to or from `peer`: a header, and `bytes` for each of its `tokens`.
+/// A message to or from `peer`: a header and `bytes` for each of `tokens`.
 fn message(peer: GroupRank, data: DevPtr, tokens: usize, bytes: usize) -> Message {
     Message { peer, data, bytes: HEADER_BYTES + tokens * bytes }
 }

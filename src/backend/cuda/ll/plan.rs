@@ -1,11 +1,11 @@
-//! The plan of LL kernels, made before they start: regions of the window, chunks of rows, and grids by `plan/grids.rs`.
+//! The plan of LL kernels: regions of the window, chunks of rows, and grids (in `plan/grids.rs`).
 //!
-//! Pure functions of the group's facts and of an operation's shape.
+//! Computed on the host, by pure functions of the group's facts and of an operation's shape.
 
 mod grids;
 
 use crate::backend::cuda::kernels::to_u32;
-use crate::backend::cuda::ll::chunks::{Cut, most_flags, slot_bytes};
+use crate::backend::cuda::ll::chunks::{ChunkSize, most_flags, slot_bytes};
 use crate::backend::cuda::ll::fingerprint;
 use crate::backend::cuda::ll::launch::{DispatchGrid, Grid, HandlePlan, ViewGrid, at_most};
 use crate::backend::cuda::ll::network::{HEADER_BYTES, most_rows_bytes};
@@ -26,41 +26,41 @@ use crate::tuning::Shapes;
 const PACKET_BYTES: usize = 8;
 const REGION_ALIGN: usize = 256;
 
-/// Most blocks of staged operations' background work.
+/// Most blocks of a staged operation's background work.
 const RELAY_BLOCKS: usize = 32;
-/// One in this many multiprocessors sends the rows of a dispatch; more would not fill NVLink any better.
+/// One block in this many sends rows in a dispatch: a quarter of the multiprocessors already saturates NVLink.
 const MULTIPROCESSORS_PER_SENDER: u32 = 4;
-/// With two ranks NVLink has room for more senders that cast.
+/// The same for dispatches that cast, between two ranks: these do not saturate NVLink so soon.
 const MULTIPROCESSORS_PER_CASTING_SENDER: u32 = 3;
 
-/// The channel of whole operations has two banks, each other channel has one.
+// Whole operations' channel has two banks, each other channel one.
 const _: () = assert!(LL_BANKS == LL_CHANNELS + 1);
 
 /// The plan of one group.
 #[derive(Clone, Debug)]
 pub struct LlPlan {
-    /// The facts of the group.
+    /// The group's facts.
     pub facts: GroupFacts,
     forwarders: Forwarders,
     max_tokens: usize,
     /// Offsets from the start of the LL region.
     layout: LlLayout,
-    /// Bytes of rows at the start of each bank.
+    /// Bytes of rows, with which each bank begins.
     rows_bytes: usize,
-    /// Offset of the state of views, on one node.
+    /// Offset of the views' state; `None` over several nodes.
     view_state: Option<usize>,
     /// Bytes of the LL region of a window.
     pub bytes: usize,
-    /// Grids that take precedence over the library's own.
+    /// Grids from a tuning file, which take precedence over the library's own.
     pub shapes: Shapes,
 }
 
-/// This node's share of the group.
+/// The sizes of the forwarding within this node.
 #[derive(Clone, Copy, Debug)]
 struct Forwarders {
     /// Ranks of this node.
     peers: usize,
-    /// The most ranks that one of them forwards for.
+    /// The most ranks that a rank of this node forwards for, including itself.
     sources: usize,
     nodes: usize,
 }
@@ -83,7 +83,7 @@ impl LlPlan {
         let flags = bank.take(rows * most_flags(facts.row_bytes) * PACKET_BYTES);
         let per_rank = facts.local_experts() + LL_COUNTS_BESIDE_EXPERTS as usize;
         let counts = bank.take(facts.ranks * per_rank * PACKET_BYTES);
-        // And for the weights of rank-major dispatches.
+        // Twice, as rank-major dispatches send weights, too.
         let most_entries = 2 * facts.ranks * max_tokens * LL_MAX_TOP_K as usize;
         let entries = bank.take(most_entries * PACKET_BYTES);
         let mut window = Regions::new(REGION_ALIGN);
@@ -110,7 +110,7 @@ impl LlPlan {
         })
     }
 
-    /// This plan with other grids than the library's own, unless the caller bounds the channels.
+    /// This plan with the grids `shapes` in place of the library's own, unless the caller bounds the channels.
     pub fn tuned(self, shapes: &Shapes) -> Self {
         if self.facts.channels.is_none() { Self { shapes: shapes.clone(), ..self } } else { self }
     }
@@ -126,7 +126,7 @@ impl LlPlan {
         LlLayout { acks: start + self.layout.acks, banks: start + self.layout.banks, ..self.layout }
     }
 
-    /// Offset within the LL region, and length, of the rows of each bank. They must hold `LL_SENTINEL` before the first
+    /// Offset within the LL region and length of each bank's rows, which must hold `LL_SENTINEL` before the first
     /// operation.
     pub fn with_sentinel(&self) -> impl Iterator<Item = (usize, usize)> {
         let (banks, bank_bytes) = (self.layout.banks as usize, self.layout.bank_bytes as usize);
@@ -134,7 +134,7 @@ impl LlPlan {
         (0..LL_BANKS as usize).map(move |bank| (banks + bank * bank_bytes, rows_bytes))
     }
 
-    /// The offset of the views' state if the LL region begins at `start` of the window; none over several nodes.
+    /// The offset of the views' state if the LL region begins at `start` of the window; `None` over several nodes.
     pub fn view_state(&self, start: usize) -> Option<usize> {
         self.view_state.map(|state| start + state)
     }
@@ -145,7 +145,7 @@ impl LlPlan {
         bytes.next_multiple_of(REGION_ALIGN)
     }
 
-    /// The block of a handle.
+    /// The sections of a handle's block.
     pub fn handle_memory(&self, top_k: usize, form: HandleForm) -> LlSections {
         let shape = StateShape {
             ranks: self.facts.ranks,
@@ -157,7 +157,7 @@ impl LlPlan {
         LlSections::new(shape, self.forwarders.sources)
     }
 
-    /// What all operations of a handle with the ids `routing` share, on a device with `multiprocessors`.
+    /// The launches of a handle with the ids `routing`, on a device with `multiprocessors`.
     pub fn of_handle(&self, routing: &Routing, multiprocessors: u32) -> Result<HandlePlan> {
         let multiprocessors = self.most_blocks(multiprocessors);
         let per_casting_sender = match self.facts.ranks {
@@ -171,7 +171,7 @@ impl LlPlan {
             grid,
             notify_blocks,
             serve_blocks: 0,
-            cut: Cut::Large,
+            chunk_size: ChunkSize::Large,
             launch: grid.launch_shape(shared_bytes),
         };
         let senders = |one_in, threads| dispatch(self.dispatch_grid(routing.tokens, multiprocessors, one_in, threads));
@@ -214,12 +214,12 @@ impl LlPlan {
     }
 }
 
-/// Dynamic shared memory that a block may have without opt-in: 48 KiB less its static variables.
+/// Dynamic shared memory that a block may have without opt-in: 48 KiB minus its static variables.
 const MAX_SHARED_BYTES: usize = (48 << 10) - LL_STATIC_SHARED_BYTES as usize;
 /// Shared memory of a dispatch block per expert of the group.
 pub const SHARED_BYTES_PER_EXPERT: usize = 8;
 
-/// Refuses facts that do not fit the kernels' shared memory or the fields of their packets.
+/// Refuses facts that exceed the kernels' shared memory or the bits of their packets' fields.
 pub fn check_limits(facts: &GroupFacts, max_tokens: usize, nodes: usize) -> Result<()> {
     let local = (1 << (32 - LL_INDEX_BITS)) - 1;
     if nodes > 1 && facts.ranks > LL_MAX_RANKS {

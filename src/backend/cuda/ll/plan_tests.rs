@@ -1,5 +1,5 @@
 use super::*;
-use crate::backend::cuda::ll::chunks::{self, Cut};
+use crate::backend::cuda::ll::chunks::{self, ChunkSize};
 use crate::backend::cuda::ll::launch::DISPATCH_LEAST_THREADS;
 use crate::backend::cuda::params::ll::{LL_COMBINE_QUEUE_THREADS, LL_FEW_COMBINE_THREADS, LL_FEW_DISPATCH_THREADS};
 use crate::model::node_view::tests::view;
@@ -104,7 +104,7 @@ fn chunks_cover_every_row() {
     let routing = routing(3);
     for hidden in [8, 16, 1000, 1024, 1032, 7168] {
         let row = RowType { dtype: DType::Bfloat16, hidden };
-        let shape = plan.of_handle(&routing, 132).unwrap().shape(row.into(), Cut::Large);
+        let shape = plan.of_handle(&routing, 132).unwrap().shape(row.into(), ChunkSize::Large);
         assert_eq!(shape.chunk_bytes % 16, 0);
         assert!(shape.chunk_bytes as usize <= chunks::CHUNK_BYTES);
         assert!(shape.chunks * shape.chunk_bytes >= shape.row_bytes);
@@ -116,7 +116,7 @@ fn dispatch_grid(plan: &LlPlan, tokens: usize, multiprocessors: u32) -> (Grid, u
     plan.dispatch_grid(tokens, multiprocessors, MULTIPROCESSORS_PER_SENDER, LL_DISPATCH_THREADS)
 }
 
-/// The shapes in a file with these entries for 8 ranks.
+/// The shapes of a tuning file with these entries, for 8 ranks.
 fn shapes(entries: &str) -> Shapes {
     let head = r#""format": "nccl_ep tuning", "version": 1, "gpu": "G", "ranks": 8"#;
     let file = format!(r#"{{{head}, "entries": [{entries}]}}"#);

@@ -1,8 +1,8 @@
-//! The order of staged operations: of an operation's two phases, and of the successive operations in a slot.
+//! The order of staged operations: of the two phases of an operation, and of operations in the same slot.
 //!
-//! A slot carries one staged operation at a time, which makes the banks safe (`cuda/ll/protocol.cuh`). The session
-//! chooses the slot, the same on all ranks. On any streams, a send phase runs after the slot's last receive phase, and
-//! a receive phase after its send phase.
+//! On whatever streams, a receive phase runs after its send phase, and a send phase after the last receive phase in its
+//! slot. So a slot carries one operation at a time, as its bank requires (`cuda/ll/protocol.cuh`). The session chooses
+//! the slot, the same on all ranks.
 
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::event::Event;
@@ -24,7 +24,7 @@ pub struct Staged {
     closed: AtomicBool,
 }
 
-/// Only receive phases; send phases are in the group's order.
+// Only events of receive phases count here; send phases are in the group's order.
 impl Events for [Slot; STAGED_SLOTS] {
     fn all(&self) -> impl Iterator<Item = &Event> {
         self.iter().map(|it| &it.received)
@@ -32,9 +32,9 @@ impl Events for [Slot; STAGED_SLOTS] {
 }
 
 struct Slot {
-    /// A send phase was enqueued, but not yet its receive phase.
+    /// Whether a send phase was enqueued whose receive phase was not.
     busy: bool,
-    /// Discards an abandoned operation; must run before the slot's next operation.
+    /// The receive phase of an abandoned operation, to be enqueued before the slot's next operation.
     abandoned: Option<Discard>,
     sent: Event,
     received: Event,
@@ -45,14 +45,13 @@ impl Slot {
         Ok(Self { busy: false, abandoned: None, sent: Event::new(context)?, received: Event::new(context)? })
     }
 
-    /// Makes `at` wait for the receive phase of the slot's last operation, enqueuing that phase first if the operation
-    /// was abandoned.
+    /// Makes `at` wait for the slot's last receive phase; if the operation was abandoned, enqueues that phase first.
     fn follow_last(&mut self, at: &StreamScope) -> Result<()> {
         let Some(discard) = &self.abandoned else {
             return self.received.hold(at).map(drop);
         };
         if at.is_captured() {
-            // The graph would discard at every launch, in memory that belongs to another handle by then.
+            // Each launch of the graph would receive again, into memory that belongs to another handle by then.
             return Err(Error::usage(Subject::Stream, InSequence::NoCaptureWhileGivenUp));
         }
         self.sent.hold(at)?;
@@ -75,7 +74,7 @@ impl Staged {
             .map_err(|_| Error::internal(format!("no {slot:?}")))
     }
 
-    /// Makes `at` wait for the slot's last operation. Work launched until [`SendPhase::end`] is the send phase.
+    /// Makes `at` wait for the slot's last operation. What is launched until [`SendPhase::end`] is the send phase.
     pub fn begin_send(&self, slot: StagedSlot, at: &StreamScope) -> Result<SendPhase<'_>> {
         let mut found = self.slot(slot)?;
         if found.busy {
@@ -85,7 +84,7 @@ impl Staged {
         Ok(SendPhase { slot: found })
     }
 
-    /// Makes `at` wait for the send phase in `slot`. Work launched until [`ReceivePhase::end`] is the receive phase.
+    /// Makes `at` wait for the send phase in `slot`. What is launched until [`ReceivePhase::end`] is the receive phase.
     pub fn begin_receive<'a>(&'a self, slot: StagedSlot, at: &'a StreamScope) -> Result<ReceivePhase<'a>> {
         let found = self.slot(slot)?;
         self.slots.check_open()?;
@@ -93,13 +92,14 @@ impl Staged {
         Ok(ReceivePhase { slot: found, at })
     }
 
-    /// Makes `at` wait for the last receive phase in `slot`; returns whether it does: a graph does not wait for work
-    /// outside it.
+    /// Makes `at` wait for the last receive phase in `slot`. Returns false if it does not wait, because a graph cannot
+    /// wait for work outside it.
     pub fn follow(&self, slot: StagedSlot, at: &StreamScope) -> Result<bool> {
         self.slot(slot)?.received.hold(at)
     }
 
-    /// Frees `slot` without a receive phase; its next operation runs `discard` first.
+    /// Frees `slot` although no receive phase was enqueued; `discard` will enqueue one before the slot's next
+    /// operation.
     pub fn abandon(&self, slot: StagedSlot, discard: Discard) {
         if let Ok(mut found) = self.slot(slot) {
             found.busy = false;
@@ -109,7 +109,7 @@ impl Staged {
         }
     }
 
-    /// No operation will follow: forgets abandoned operations, and with them the handles that they keep.
+    /// Forgets abandoned operations, and thus releases their handles, as no operation will follow.
     pub fn close(&self) {
         self.closed.store(true, Ordering::Relaxed);
         let given_up: Vec<_> = {
@@ -127,7 +127,7 @@ pub struct SendPhase<'a> {
 }
 
 impl SendPhase<'_> {
-    /// Records that it was launched, ending at `after`: the slot now waits for its receive phase.
+    /// Records that the phase was launched, and ends on the stream `after`. The slot is busy until the receive phase.
     pub fn end(mut self, after: &StreamScope) -> Result<()> {
         self.slot.sent.record(after)?;
         self.slot.busy = true;
@@ -143,7 +143,7 @@ pub struct ReceivePhase<'a> {
 }
 
 impl ReceivePhase<'_> {
-    /// Records that it was launched: the slot is free.
+    /// Records that the phase was launched, which frees the slot.
     pub fn end(mut self) -> Result<()> {
         self.slot.received.record(self.at)?;
         self.slot.busy = false;

@@ -7,7 +7,7 @@ use crate::backend::cuda::ht::plan::HandleGrids;
 use crate::backend::cuda::ht::shared::HtShared;
 use crate::backend::cuda::params::ht_kept::HtZones;
 use crate::backend::cuda::params::ht_nodes::HtNodesMemory;
-use crate::backend::cuda::pool::Taken;
+use crate::backend::cuda::pool::PooledMemory;
 use crate::error::Result;
 use crate::model::ids::SourceIx;
 use crate::model::ops::{IntWidth, Routing};
@@ -20,7 +20,7 @@ pub struct NodesHt {
     pub group: Arc<HtShared>,
     pub rails: Arc<Rails>,
     /// The library's memory for it; `None` if it was reopened in a caller's memory.
-    pub memory: Option<Taken<NodesMemory>>,
+    pub memory: Option<PooledMemory<NodesMemory>>,
     /// The start of its device memory.
     pub base: DevPtr,
     pub size: HandleSize,

@@ -1,6 +1,6 @@
-//! Grids of LL kernels: the number of blocks, of threads, and of blocks that send.
+//! Grids of LL kernels: numbers of blocks, of threads, and of blocks that send, chosen by measurements on H200.
 
-use crate::backend::cuda::ll::chunks::{Cut, chunks};
+use crate::backend::cuda::ll::chunks::{ChunkSize, chunks};
 use crate::backend::cuda::ll::launch::{
     COMBINE_LEAST_THREADS, CombineKernel, DISPATCH_LEAST_THREADS, DispatchGrid, FewGrids, FewRows, Grid, at_most,
 };
@@ -13,14 +13,13 @@ use crate::model::group::LlCombineMode;
 use crate::model::ops::Routing;
 use crate::tuning::{Choice, Operation};
 
-/// Blocks per channel of the caller's, as in HT.
+/// Blocks per channel, for the caller's bound on channels; as in HT.
 const BLOCKS_PER_CHANNEL: usize = 2;
 /// Fewest blocks of a combine.
 const LEAST_COMBINE_BLOCKS: usize = 8;
-/// From this many tokens on, a combine needs more loads in flight than its small kernel has
-/// (docs/development/README.md).
+/// From this many tokens on, the combine kernel with more loads in flight is faster (docs/development/README.md).
 const MANY_TOKENS_OF_COMBINE: usize = 64;
-/// From this many tokens on, combines of two ranks, and of more, are faster with blocks that only receive.
+/// From this many tokens on, combines are faster with blocks that only receive: with two ranks, and with more.
 const MANY_TOKENS: [usize; 2] = [1024, 256];
 /// Up to this many tokens additional threads would be idle.
 const FEW_TOKENS: usize = 8;
@@ -32,16 +31,16 @@ impl LlPlan {
         at_most(channels.saturating_mul(BLOCKS_PER_CHANNEL), multiprocessors)
     }
 
-    /// The most tokens of a rank's sources; their actual number is unknown when a handle is created.
+    /// The most tokens of all sources of a rank. Their actual number is unknown when a handle is created.
     fn served_tokens(&self) -> usize {
         self.max_tokens * self.forwarders.sources
     }
 
-    /// The grid of a dispatch of `tokens` on a device with `multiprocessors`, one in `per_sender` of which sends, and
-    /// how many of its receiving blocks notify.
+    /// The grid of a dispatch of `tokens` on a device with `multiprocessors`, with one sender per `per_sender` of them;
+    /// and how many of its receiving blocks notify peers.
     ///
-    /// A rank sends its own tokens and receives those of all ranks. The number of the others' tokens is unknown here,
-    /// and in a graph it may change between launches.
+    /// A rank sends its own tokens, but receives those of all ranks, whose numbers are unknown here, and in a graph may
+    /// change between launches.
     pub(super) fn dispatch_grid(
         &self,
         tokens: usize,
@@ -60,8 +59,8 @@ impl LlPlan {
 
     /// The grid of a dispatch if all ranks have `tokens`.
     ///
-    /// Measured on H200 (docs/development/low-latency.md): a quarter of the multiprocessors saturates NVLink with rows;
-    /// the others copy the arriving rows out.
+    /// A quarter of the multiprocessors saturates NVLink with rows (docs/development/low-latency.md); the others copy
+    /// arriving rows to the output.
     pub(super) fn even_dispatch_grid(
         &self,
         tokens: usize,
@@ -82,20 +81,20 @@ impl LlPlan {
         Grid::split(senders, receivers, threads)
     }
 
-    /// What was measured for an operation of `tokens`. Measurements are of one rank's tokens, even where it serves
-    /// several sources, and a group over several nodes may have fewer blocks than they used.
+    /// The tuning file's choice for an operation of `tokens`. Files are measured on one node; over several nodes a rank
+    /// serves several sources, and may have fewer blocks.
     pub(super) fn measured(&self, operation: Operation, tokens: usize, multiprocessors: u32) -> Option<Choice> {
         let choice = self.shapes.choice(operation, tokens.min(self.max_tokens))?;
         Some(choice.at_most(multiprocessors))
     }
 
-    /// The number of tokens with which each of two ranks has as many (token, rank) pairs. Grids that suit that many are
-    /// too small for the same tokens per rank on four ranks (docs/development/README.md).
+    /// The number of tokens with which each of two ranks would have as many (token, rank) pairs: grids chosen by tokens
+    /// for two ranks are too small for four (docs/development/README.md).
     fn pairs_of_two(&self, tokens: usize) -> usize {
         tokens * self.forwarders.peers.div_ceil(2)
     }
 
-    /// The kernel of a combine of `tokens` that is not exact. Ranks may use different ones.
+    /// The kernel for a combine of `tokens` that is not exact; ranks may use different kernels.
     pub(super) fn combine_kernel(&self, tokens: usize) -> CombineKernel {
         if self.forwarders.nodes > 1 {
             CombineKernel::OverNodes
@@ -106,8 +105,8 @@ impl LlPlan {
         }
     }
 
-    /// The grid of a combine of `tokens` on a device with `multiprocessors`: a rank receives its own tokens and sends
-    /// rows for the tokens of all ranks.
+    /// The grid of a combine of `tokens` on a device with `multiprocessors`. A rank receives rows for its own tokens,
+    /// but sends rows for the tokens of all ranks.
     pub(super) fn combine_grid(&self, tokens: usize, multiprocessors: u32) -> Grid {
         if self.forwarders.nodes > 1 {
             return self.even_combine_grid(self.served_tokens(), multiprocessors);
@@ -141,36 +140,36 @@ impl LlPlan {
     }
 }
 
-// Kernels for few tokens, in which each block does one kind of work.
+// The rest is for the kernels for few tokens, in which each block does one kind of work.
 
-/// Up to this many (token, rank) pairs. With twice as many the other kernels are at least as fast
+/// Most (token, rank) pairs of rank-major rows. With twice as many the usual kernels are at least as fast
 /// (docs/development/low-latency.md).
 const PAIRS_BY_RANK: usize = 128;
-/// The same for rows by expert, with two ranks and with more, as these need the counts of all earlier sources; without
-/// scales there are twice as many chunks.
+/// Most pairs of expert-major rows with scales, with two ranks and with more. There are fewer than of rank-major rows,
+/// as a row's position depends on the counts of all earlier sources; and without scales rows have twice as many chunks.
 const PAIRS_SCALED: [usize; 2] = [128, 32];
 const PAIRS_PLAIN: [usize; 2] = [64, 16];
-/// At most this many if other ranks may have more tokens, as blocks are reserved for these.
+/// Most pairs if other ranks may have more tokens, for which blocks are reserved: with two ranks, and with more.
 const PAIRS_OF_SOME: [usize; 2] = [32, 64];
-/// Up to this many, rows of a view are copied if they have no scales: with two ranks, and with more.
+/// Most pairs of a view's rows without scales for which copies are faster: with two ranks, and with more.
 const PAIRS_PLAIN_VIEW: [usize; 2] = [64, 128];
-/// The same for combines, whose blocks have at most half as many threads; and if others may have more tokens.
+/// Most pairs of combines, whose blocks have at most half as many threads; also if other ranks may have more tokens.
 const PAIRS_OF_COMBINE: usize = 32;
 const PAIRS_OF_COMBINE_OF_SOME: usize = 16;
-/// Up to this many ranks, as a block asks for their counts one after the other.
+/// Most ranks, as a block waits for their counts one after the other.
 const FEW_RANKS: usize = 8;
-/// Up to this many tokens of this rank fewer threads suffice, and start sooner.
+/// Up to this many tokens of this rank, fewer threads suffice, and start sooner.
 const LEAST_THREADS_TOKENS: usize = 8;
 const LEAST_THREADS: u32 = 256;
-/// And up to this many of any rank, the threads that a combine may have.
+/// Up to this many tokens of every rank, the most threads of a combine suffice.
 const MORE_THREADS_TOKENS: usize = 16;
-/// The fewest blocks of a dispatch: one each to send rows, notify, receive counts, receive rows, and serve other ranks.
+/// The fewest blocks of a dispatch: one each to send rows, notify, receive counts, receive rows, and be in reserve.
 const LEAST_BLOCKS: u32 = 5;
 const WARP: usize = 32;
 
 impl LlPlan {
-    /// The grids of the kernels for few tokens, if they suit a handle with this routing, on a device with
-    /// `multiprocessors`; blocks of its dispatches have `shared_bytes`.
+    /// The grids of the kernels for few tokens on a device with `multiprocessors`; `None` if these kernels do not suit
+    /// the routing. A dispatch block gets `shared_bytes`.
     pub(super) fn few(&self, routing: &Routing, multiprocessors: u32, shared_bytes: u32) -> Option<FewGrids> {
         let is_tuned = |operation| self.measured(operation, routing.tokens, multiprocessors).is_some();
         let rows = self.few_rows(routing.tokens);
@@ -182,7 +181,7 @@ impl LlPlan {
         let dispatch = |row_bytes| {
             let (grid, serve_blocks) = self.few_dispatch(routing, multiprocessors, chunks(row_bytes));
             let launch = grid.launch_shape(shared_bytes);
-            DispatchGrid { grid, notify_blocks: 0, serve_blocks, cut: Cut::Small, launch }
+            DispatchGrid { grid, notify_blocks: 0, serve_blocks, chunk_size: ChunkSize::Small, launch }
         };
         let short_bytes = self.facts.row_bytes / 2;
         let has_room = routing.tokens < self.max_tokens;
@@ -192,14 +191,14 @@ impl LlPlan {
             dispatch: dispatch(self.facts.row_bytes),
             short_dispatch: dispatch(short_bytes),
             short_bytes,
-            // With more ranks further blocks make small even batches slower.
+            // With more than two ranks, more blocks would make small batches, even across ranks, slower.
             serving_by_rank: self.of_ranks([multiprocessors, multiprocessors / 2]),
             combine: (rows.plain && self.pairs(routing.tokens) <= pairs_of_combine)
                 .then(|| self.few_combine(routing.tokens, multiprocessors)),
         })
     }
 
-    /// The number for two ranks, or that for more.
+    /// `two` in a group of two ranks, otherwise `more`.
     fn of_ranks<T>(&self, [two, more]: [T; 2]) -> T {
         if self.facts.ranks <= 2 { two } else { more }
     }
@@ -209,7 +208,7 @@ impl LlPlan {
         tokens * self.facts.ranks
     }
 
-    /// The kinds of rows that are few if a rank has `tokens`.
+    /// The kinds of rows that are few enough if a rank has `tokens`.
     pub fn few_rows(&self, tokens: usize) -> FewRows {
         let suits = self.forwarders.nodes == 1 && self.facts.ranks <= FEW_RANKS;
         let bound = if tokens < self.max_tokens { self.of_ranks(PAIRS_OF_SOME) } else { usize::MAX };
@@ -222,21 +221,22 @@ impl LlPlan {
         }
     }
 
-    /// The kinds of rows of which no rank has many, if a device with `multiprocessors` runs these kernels; the same on
-    /// each rank, or none.
+    /// The kinds of rows of which no rank can have too many for these kernels; `None` if a device with
+    /// `multiprocessors` cannot run them. Where it is not `None`, it is the same on all ranks.
     pub fn few_rows_of_view(&self, multiprocessors: u32) -> Option<FewRows> {
         (self.most_blocks(multiprocessors) >= LEAST_BLOCKS).then(|| self.few_rows(self.max_tokens))
     }
 
-    /// The number of blocks of `threads` with which each warp moves one chunk of `rows`.
+    /// The number of blocks of `threads` such that each warp moves one chunk of `rows`.
     fn few_blocks(&self, rows: usize, threads: u32) -> usize {
         blocks_of_chunks(rows * chunks(self.facts.row_bytes), threads)
     }
 
-    /// The grid of a dispatch of rows with `chunks`, and how many of its blocks serve ranks with more tokens.
+    /// The grid of a dispatch of rows with `chunks`, and how many of its blocks are reserved for ranks with more
+    /// tokens.
     fn few_dispatch(&self, routing: &Routing, multiprocessors: u32, chunks: usize) -> (Grid, u32) {
         let tokens = routing.tokens;
-        // A second chunk per warp takes longer than more threads, which start later.
+        // More threads start later, but a second chunk per warp takes longer.
         let fits = |threads| 3 * blocks_of_chunks(self.pairs(tokens) * chunks, threads) <= 2 * multiprocessors as usize;
         let least = self.few_threads(tokens);
         let threads = [LEAST_THREADS, LL_FEW_COMBINE_THREADS]
@@ -244,30 +244,30 @@ impl LlPlan {
             .find(|threads| *threads >= least && fits(*threads))
             .unwrap_or(LL_FEW_DISPATCH_THREADS);
         let entries = (tokens * routing.top_k).div_ceil(WARP);
-        // For short rows more than necessary, so that each has less to do.
+        // For short rows more blocks than necessary, so that each has less to do.
         let few_blocks = |rows| self.few_blocks(rows, threads);
         let senders = at_most(few_blocks(tokens), multiprocessors * 3 / 10);
-        let tellers = at_most(entries.max(self.facts.ranks), (multiprocessors / 8).max(1));
+        let notifiers = at_most(entries.max(self.facts.ranks), (multiprocessors / 8).max(1));
         // One block receives counts.
-        let room = multiprocessors - senders - tellers - 1;
+        let room = multiprocessors - senders - notifiers - 1;
         let of_few = at_most(few_blocks(self.pairs(tokens)), room);
         let more = few_blocks(self.pairs(self.max_tokens - tokens));
         let serving = at_most(more, (room - of_few).max(multiprocessors / 4).max(1));
         let of_few = of_few.min(room - serving);
-        (grid([senders, tellers, 1 + of_few + serving], threads), serving)
+        (grid([senders, notifiers, 1 + of_few + serving], threads), serving)
     }
 
     fn few_combine(&self, tokens: usize, multiprocessors: u32) -> Grid {
         let threads = self.few_threads(tokens).min(LL_FEW_COMBINE_THREADS);
         let few_blocks = |rows| self.few_blocks(rows, threads);
-        let tellers = at_most(tokens.div_ceil(threads as usize / WARP).max(1), (multiprocessors / 8).max(1));
+        let notifiers = at_most(tokens.div_ceil(threads as usize / WARP).max(1), (multiprocessors / 8).max(1));
         let receivers = at_most(few_blocks(tokens), multiprocessors / 3);
         let more = few_blocks(self.pairs(self.max_tokens - tokens));
-        let senders = at_most(few_blocks(self.pairs(tokens)).max(more), multiprocessors - receivers - tellers);
-        grid([senders, tellers, receivers], threads)
+        let senders = at_most(few_blocks(self.pairs(tokens)).max(more), multiprocessors - receivers - notifiers);
+        grid([senders, notifiers, receivers], threads)
     }
 
-    /// The fewest threads of their blocks.
+    /// The fewest threads of a dispatch block.
     fn few_threads(&self, tokens: usize) -> u32 {
         match tokens {
             _ if self.max_tokens > MORE_THREADS_TOKENS => LL_FEW_DISPATCH_THREADS,
@@ -277,11 +277,11 @@ impl LlPlan {
     }
 }
 
-/// The number of blocks of `threads` with which each warp moves one of the chunks.
+/// The number of blocks of `threads` such that each warp moves one of `chunks`.
 fn blocks_of_chunks(chunks: usize, threads: u32) -> usize {
     chunks.div_ceil(threads as usize / WARP)
 }
 
-fn grid([send_blocks, tellers, receive_blocks]: [u32; 3], threads: u32) -> Grid {
-    Grid { blocks: send_blocks + tellers + receive_blocks, threads, send_blocks, receive_blocks }
+fn grid([send_blocks, notifiers, receive_blocks]: [u32; 3], threads: u32) -> Grid {
+    Grid { blocks: send_blocks + notifiers + receive_blocks, threads, send_blocks, receive_blocks }
 }

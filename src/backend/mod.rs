@@ -21,7 +21,7 @@ use crate::backend::objects::GroupObjects;
 use crate::error::refusal::{OfSettings, OfTensor, Role, Setting, Subject};
 use crate::error::{Code, Error, Result};
 use crate::model::group::{ByMode, GroupFacts};
-use crate::model::handle_state::{COMPARED_WORDS, GivenBlock, HEADER_WORDS, HandleHome, shown};
+use crate::model::handle_state::{COMPARED_WORDS, CallerBlock, HEADER_WORDS, HandleHome, shown};
 use crate::model::ops::{
     HandleForm, HtCombine, HtDispatch, LlDispatch, LlOp, Routing, RoutingCounters, StagedSlot, Stream, ViewBank,
 };
@@ -112,7 +112,7 @@ pub trait HtGroupBackend: Send + Sync {
 
     /// A handle over `block`, which holds the routing of an equal handle with as many tokens, or a copy of its bytes;
     /// the ids are not read. Local: does not touch the block, whose header each operation compares.
-    fn reopen_handle(self: Arc<Self>, routing: Routing, block: GivenBlock) -> Result<Box<dyn HtBackend>>;
+    fn reopen_handle(self: Arc<Self>, routing: Routing, block: CallerBlock) -> Result<Box<dyn HtBackend>>;
 }
 
 #[derive(Clone, Debug)]

@@ -9,7 +9,7 @@
 //! there. The sections behind a valid header are trusted.
 //!
 //! Over several nodes a handle also has numbers on the host (how much each message carries). There a block in a
-//! caller's memory has another format, with these behind its header (`cuda/ht/nodes/given.rs`).
+//! caller's memory has another format, with these behind its header (`cuda/ht/nodes/caller_block.rs`).
 
 use crate::model::group::{Algorithm, GroupFacts};
 use crate::model::layout::Layout;
@@ -31,7 +31,7 @@ const WORD_BYTES: usize = 4;
 #[derive(Clone, Debug, Default)]
 pub struct HandleHome {
     /// In a caller's memory; `None`: in the library's.
-    pub given: Option<GivenBlock>,
+    pub caller_block: Option<CallerBlock>,
     pub life: HandleLife,
 }
 
@@ -61,7 +61,7 @@ impl WatchedLife {
 
 /// A block in a caller's memory, as large as the handle's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct GivenBlock(pub DevPtr);
+pub struct CallerBlock(pub DevPtr);
 
 /// What determines the sections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 use crate::error::refusal::{Extent, OfTensor, Role};
 use crate::error::{Code, Error, Result};
 use crate::model::group::{Algorithm, GroupFacts, MAX_TOP_K, most_tokens};
-use crate::model::handle_state::{BLOCK_ALIGN, GivenBlock};
+use crate::model::handle_state::{BLOCK_ALIGN, CallerBlock};
 use crate::model::ops::{HandleForm, IntWidth, Routing, RoutingCounters};
 use crate::model::tensor::{DType, DevPtr, Tensor};
 use crate::rule::argument::{Argument, expert_counter};
@@ -87,7 +87,7 @@ pub fn alignment(facts: &GroupFacts, alignment: usize, top_k: usize) -> Result<(
 }
 
 /// Checks a caller's memory of `bytes` for the block of a handle, which takes `needed`.
-pub fn memory(memory: DevPtr, bytes: usize, needed: usize) -> Result<GivenBlock> {
+pub fn memory(memory: DevPtr, bytes: usize, needed: usize) -> Result<CallerBlock> {
     let fail = |text| Error::new(Code::InvalidArgument, text);
     if memory.0 == 0 || !memory.0.is_multiple_of(BLOCK_ALIGN) {
         let text = "a handle's memory must begin at an address";
@@ -98,7 +98,7 @@ pub fn memory(memory: DevPtr, bytes: usize, needed: usize) -> Result<GivenBlock>
         let least = format!("{needed} or more");
         return Err(fail("a handle's memory is too small").got(format_args!("{bytes} bytes"), least));
     }
-    Ok(GivenBlock(memory))
+    Ok(CallerBlock(memory))
 }
 
 /// Checks the counters: an HT handle may have one, an LL handle has none.

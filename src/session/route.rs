@@ -4,7 +4,7 @@ use crate::backend::{HtBackend, HtGroupBackend, HtRouting, LlBackend, LlGroupBac
 use crate::error::refusal::{OfTensor, Role, Subject};
 use crate::error::{Error, Result, Value};
 use crate::model::group::GroupFacts;
-use crate::model::handle_state::{GivenBlock, HandleHome, HandleLife};
+use crate::model::handle_state::{CallerBlock, HandleHome, HandleLife};
 use crate::model::ops::{HandleForm, Routing, Stream, Zones};
 use crate::model::tensor::DevPtr;
 use crate::rule;
@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A block in a caller's memory, for routings with `top_k` ids per token.
 pub(super) struct Given {
-    pub(super) block: GivenBlock,
+    pub(super) block: CallerBlock,
     pub(super) top_k: usize,
 }
 
@@ -29,7 +29,7 @@ pub(super) struct Own<'a> {
 
 impl Own<'_> {
     fn home(self) -> HandleHome {
-        HandleHome { given: self.given.map(|given| given.block), life: self.life.clone() }
+        HandleHome { caller_block: self.given.map(|given| given.block), life: self.life.clone() }
     }
 }
 

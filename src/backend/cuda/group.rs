@@ -183,7 +183,7 @@ impl Mapper for CudaMapper {
     fn take(&self, wanted: Wanted) -> Result<(ObjectMemory, Vec<u8>)> {
         match wanted {
             Wanted::New(bytes) => ObjectMemory::new(&self.memory, bytes),
-            Wanted::Given(data, bytes) => ObjectMemory::given(&self.memory.context, data, bytes),
+            Wanted::Given(data, bytes) => ObjectMemory::of_caller(&self.memory.context, data, bytes),
         }
     }
 

@@ -100,7 +100,7 @@ impl GroupContext {
     /// Uninitialised memory for a handle's block.
     pub(super) fn block(&self, memory: &Arc<CudaMemory>, bytes: usize) -> Result<Buffer> {
         match self.blocks.get() {
-            Some(blocks) => Ok(Buffer::given(memory, blocks.take(bytes)?)),
+            Some(blocks) => Ok(Buffer::of_caller(memory, blocks.take(bytes)?)),
             None => Buffer::new(memory, bytes),
         }
     }

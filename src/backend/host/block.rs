@@ -5,19 +5,19 @@ use crate::backend::check_header;
 use crate::backend::host::device::bytes_mut;
 use crate::backend::host::numeric;
 use crate::error::{Error, Result};
-use crate::model::handle_state::{GivenBlock, HEADER_WORDS};
+use crate::model::handle_state::{CallerBlock, HEADER_WORDS};
 use std::ops::Range;
 
 /// A block of `size` bytes, as an operation on its stream sees it.
 pub struct Block<'a>(&'a mut [u8]);
 
 impl<'a> Block<'a> {
-    /// The one at `GivenBlock`.
+    /// The one at `CallerBlock`.
     ///
     /// # Safety
     /// `rule` has checked address and size; the caller leaves the block to the operations of the handle, which run one
     /// after the other.
-    pub unsafe fn new(GivenBlock(data): GivenBlock, size: usize) -> Self {
+    pub unsafe fn new(CallerBlock(data): CallerBlock, size: usize) -> Self {
         // SAFETY: this function's contract.
         Self(unsafe { bytes_mut(data, size) })
     }

@@ -18,7 +18,7 @@ use crate::backend::{
 };
 use crate::error::{Error, Result};
 use crate::model::group::{Algorithm, ByMode, GroupFacts};
-use crate::model::handle_state::{GivenBlock, HandleHome, block_bytes};
+use crate::model::handle_state::{CallerBlock, HandleHome, block_bytes};
 use crate::model::node_view::NodeView;
 use crate::model::ops::{HandleForm, Routing, Stream};
 use crate::model::topology::Topology;
@@ -124,7 +124,7 @@ impl HtGroupBackend for HostGroup {
         Ok(block_bytes(&self.shared.facts, top_k, form))
     }
 
-    fn reopen_handle(self: Arc<Self>, routing: Routing, block: GivenBlock) -> Result<Box<dyn HtBackend>> {
+    fn reopen_handle(self: Arc<Self>, routing: Routing, block: CallerBlock) -> Result<Box<dyn HtBackend>> {
         Ok(Box::new(HostHt::reopen(Arc::clone(&self.shared), routing, block)))
     }
 }

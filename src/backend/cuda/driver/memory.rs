@@ -203,7 +203,7 @@ impl Buffer {
     }
 
     /// Memory of a caller's.
-    pub fn given(memory: &Arc<CudaMemory>, data: DevPtr) -> Self {
+    pub fn of_caller(memory: &Arc<CudaMemory>, data: DevPtr) -> Self {
         Self { memory: Arc::clone(memory), data, bytes: None }
     }
 

@@ -1,6 +1,6 @@
-//! The fingerprint: what ranks must agree on in an HT operation. It travels with every row.
+//! What ranks must agree on in an HT operation, in a word that travels with every row.
 //!
-//! The kernels only compare it and need not know its fields.
+//! Kernels only compare the word, and do not know its fields.
 
 use crate::backend::cuda::agreement::disagreement;
 use crate::backend::cuda::fault::{differs, op_value, other_rows};
@@ -17,10 +17,10 @@ use crate::model::ids::GroupRank;
 use crate::model::scales::WireRow;
 use crate::model::tensor::DType;
 
-/// Fields from the lowest bit: 16-byte pieces of a row without its scales; low bits of the handle's number; low bits of
-/// the rows' element type; a field that depends on the operation; whether it is a combine. In a combine that field has
-/// the columns of gradients per row, and the low bits suffice for the three possible types. In a dispatch it says
-/// whether ids and weights travel, whether scales do, and the rest of the type.
+/// Fields from the lowest bit: size of a row without scales, in units of 16 bytes; low bits of the handle's number; low
+/// bits of the element type; a field that depends on the operation; whether it is a combine. In a combine the dependent
+/// field has the columns of gradients per row; the type's low bits suffice, as only three types are possible. In a
+/// dispatch it tells whether ids and weights travel, whether scales do, and has the rest of the type.
 const UNITS_BITS: u32 = HT_FINGERPRINT_PAYLOAD_BITS;
 const HANDLE_SHIFT: u32 = UNITS_BITS;
 const HANDLE_BITS: u32 = 5;
@@ -42,12 +42,12 @@ const _: () = assert!(HT_MAX_TOP_K < 1 << COLUMNS_BITS);
 /// The longest rows that the word can distinguish.
 pub const MOST_ROW_BYTES: usize = ((1 << UNITS_BITS) - 1) * ROW_ALIGN;
 
-/// The word of an operation.
+/// An operation's fingerprint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HtFingerprint(pub u32);
 
 impl HtFingerprint {
-    /// The word of an operation of `kind` on rows `row`, at most `MOST_ROW_BYTES` long, without a handle.
+    /// The fingerprint of an operation of `kind` on rows of at most `MOST_ROW_BYTES`, still without a handle's number.
     pub fn new(kind: HtKind, row: WireRow) -> Result<Self> {
         let units = to_u32(row.payload.bytes() / ROW_ALIGN)?;
         let dtype = row.payload.dtype as u32;
@@ -68,7 +68,7 @@ impl HtFingerprint {
         Ok(Self(combine << COMBINE_SHIFT | field << COLUMNS_SHIFT | low_type(dtype) << TYPE_SHIFT | units))
     }
 
-    /// The word with the group's handle number `handle`.
+    /// This fingerprint with the number `handle`.
     pub fn of_handle(self, handle: u32) -> Self {
         let bits = handle % (1 << HANDLE_BITS);
         Self(self.0 | bits << HANDLE_SHIFT)
@@ -89,7 +89,7 @@ impl HtFingerprint {
         self.0 >> COLUMNS_SHIFT & ((1 << COLUMNS_BITS) - 1)
     }
 
-    /// The rows' element type; a peer's word may have any bits.
+    /// The name of the element type; a word from a peer may have arbitrary bits.
     pub fn type_name(self) -> String {
         let low = low_type(self.0 >> TYPE_SHIFT);
         let (number, dtype) = if self.is_combine() {
@@ -112,7 +112,7 @@ fn low_type(number: u32) -> u32 {
     number & ((1 << TYPE_BITS) - 1)
 }
 
-/// The failure that a report about fingerprints, or about the verdict on a handle, describes; none for other reports.
+/// The error for a report about fingerprints, or about the verdict on a handle; `None` for other reports.
 pub fn of_report(report: &FaultReport) -> Option<Error> {
     match Fault::from_raw(report.state)? {
         Fault::Differs => Some(other_shape(report)),
@@ -123,7 +123,7 @@ pub fn of_report(report: &FaultReport) -> Option<Error> {
     }
 }
 
-/// What two ranks disagree on, from this rank's fingerprint and the other's.
+/// The error that says in which property the two fingerprints of a report differ.
 fn other_shape(report: &FaultReport) -> Error {
     let (mine, theirs) = (HtFingerprint(report.expected), HtFingerprint(report.got));
     let differs = |subject| differs(report, subject);

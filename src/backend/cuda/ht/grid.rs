@@ -1,7 +1,7 @@
-//! The grid of an HT operation: blocks, warps, and how many of the blocks send.
+//! The grid of an HT operation: numbers of blocks, of warps, and of blocks that send.
 //!
-//! Each rank decides for itself. Rows are announced one by one, so no rank needs to know how many
-//! blocks of another send or receive.
+//! Ranks may use different grids: each row is announced by itself, so no rank needs to know how many
+//! blocks of another rank send or receive.
 
 use crate::backend::cuda::params::ht::{HT_COMBINE_THREADS, HT_DISPATCH_THREADS, HT_STATIC_SHARED_BYTES};
 use crate::model::group::GroupFacts;
@@ -10,46 +10,46 @@ use crate::tuning::{Choice, Operation, Shapes, share};
 
 pub const WARP: u32 = 32;
 
-/// Default number of blocks. The numbers of senders below are per that many.
+/// Default number of blocks; the numbers of senders below refer to it.
 const AUTO_BLOCKS: u32 = 24;
 const DISPATCH_SENDERS: u32 = 8;
-/// With two ranks; a guess for three.
+/// Senders with two ranks; for three a guess.
 const DISPATCH_SENDERS_OF_FEW: u32 = 9;
 const COMBINE_SENDERS: u32 = 9;
-/// From four ranks on, when there are fewer than 24 blocks: the share of senders that balances sending with storing or
-/// summing, up to the numbers above. Those fill NVLink, though a few blocks alone are slow.
+/// Senders from four ranks on with fewer than 24 blocks: the share that balances sending with storing or summing, up to
+/// the numbers above, which saturate NVLink.
 const BALANCED_DISPATCH_SENDERS: u32 = 11;
 const BALANCED_COMBINE_SENDERS: u32 = 14;
-/// Up to this many blocks, the number of senders stays at what fills NVLink: in a dispatch that of 24 blocks, in a
-/// combine of few ranks one more. Further ones would send faster than the other blocks store or sum.
+/// Up to this many blocks, only as many send as saturate NVLink: in a dispatch as many as of 24 blocks, in a combine of
+/// few ranks one more. Additional ones would send faster than the other blocks store or sum.
 const PACED_DISPATCH_BLOCKS: u32 = 63;
 const PACED_COMBINE_BLOCKS: u32 = 47;
 const PACED_COMBINE_SENDERS: u32 = 10;
-/// A guess for combines of more than four ranks with many blocks.
+/// Senders of combines of more than four ranks with many blocks: a guess.
 const COMBINE_SENDERS_OF_MANY: u32 = 11;
 const MANY_BLOCKS: u32 = 96;
-/// With four ranks further blocks make a dispatch of so many tokens slower.
+/// With four ranks, more blocks than this make a dispatch of many tokens slower.
 const BLOCKS_OF_FOUR: u32 = 32;
 const TOKENS_OF_FOUR: usize = 2048;
-/// Up to this many blocks of a combine, every block sends with so many of its warps and receives with the others: with
-/// two ranks (a guess for three), and from four on.
+/// Up to this many blocks, each block of a combine sends with some of its warps and receives with the rest: with two
+/// ranks (for three a guess), and from four on.
 const MIXED_BLOCKS_OF_FEW: u32 = 24;
 const SEND_WARPS_OF_FEW: u32 = 3;
 const MIXED_BLOCKS: u32 = 16;
 const SEND_WARPS: u32 = 7;
-/// Of this many blocks of a casting dispatch so many send: a sender takes three times as long per row as a receiver.
+/// The share of senders in a dispatch that casts: per row, a sender takes three times as long as a receiver.
 const CAST_BLOCKS: u32 = 18;
 const CAST_SENDERS: u32 = 13;
-/// From four ranks on, as more rows arrive.
+/// Of `CAST_BLOCKS`, from four ranks on: fewer, as more rows arrive.
 const CAST_SENDERS_OF_FOUR: u32 = 10;
-/// From 30 on, more of them gain nothing.
+/// More senders that cast gain nothing.
 const MOST_CAST_SENDERS: u32 = 50;
-/// Rows by expert: the cost of sending a row in a dispatch, with few blocks that store and with enough to wait for
-/// memory, and of sending a sum in a combine, each in units of a slot stored or read.
+/// Rows by expert: the costs of sending a row in a dispatch, first with few blocks that store, then with so many that
+/// memory limits them, and of sending a sum in a combine. The unit is the cost of storing or reading a slot.
 const ROW_SENT: f64 = 1.6;
 const ROW_SENT_OF_MANY: f64 = 2.8;
 const SUM_SENT: f64 = 0.6;
-/// A sending block needs one warp that copies and one that notifies.
+/// A sending block needs a warp that copies and one that notifies.
 const LEAST_WARPS: u32 = 2;
 
 /// The two operations.
@@ -57,7 +57,7 @@ const LEAST_WARPS: u32 = 2;
 pub enum HtKind {
     /// `forward`: ids and weights travel with the rows.
     Dispatch { forward: bool },
-    /// `columns`: gradients per row that travel along.
+    /// `columns`: gradients that travel with each row.
     Combine { columns: usize },
 }
 
@@ -91,7 +91,7 @@ impl HtKind {
         }
     }
 
-    /// A good choice for `blocks` where nothing was measured.
+    /// The library's own choice for `blocks`, if no tuning file has one.
     fn own_choice(self, ranks: usize, blocks: u32) -> Choice {
         let (senders, balanced) = match (self, ranks) {
             (Self::Dispatch { .. }, ..=3) => (DISPATCH_SENDERS_OF_FEW, DISPATCH_SENDERS_OF_FEW),
@@ -111,29 +111,29 @@ impl HtKind {
     }
 }
 
-/// Limits of the device.
+/// The device's limits on launches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceLimits {
     pub multiprocessors: u32,
-    /// Shared memory of a block.
+    /// Most shared memory of a block.
     pub shared_bytes: u32,
 }
 
 impl DeviceLimits {
-    /// Most dynamic shared memory available to the kernels.
+    /// Most dynamic shared memory of a kernel's block.
     pub fn dynamic_shared_bytes(&self) -> u32 {
         self.shared_bytes.saturating_sub(HT_STATIC_SHARED_BYTES)
     }
 }
 
-/// The blocks that the caller grants to a kernel: two per channel. `None`: the library chooses.
+/// The caller's bound on a kernel's blocks, two per channel; `None` if the library chooses.
 pub fn granted_blocks(facts: &GroupFacts) -> Option<u32> {
     let blocks = |channels: usize| u32::try_from(2 * channels).unwrap_or(u32::MAX);
     facts.channels.map(blocks)
 }
 
-/// The blocks of operations on rows by expert. If the library chooses, all SMs take part, as a rank stores or sums
-/// several times what crosses NVLink.
+/// The blocks of operations on rows by expert. By default one per SM, as a rank stores or sums several times as many
+/// bytes as cross NVLink.
 pub fn blocks_of_zones(facts: &GroupFacts, device: DeviceLimits) -> u32 {
     granted_blocks(facts).unwrap_or(u32::MAX).min(device.multiprocessors).max(2)
 }
@@ -142,22 +142,22 @@ pub fn blocks_of_zones(facts: &GroupFacts, device: DeviceLimits) -> u32 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grid {
     pub blocks: u32,
-    /// The first `send_blocks` send, the others receive; 0 if there is no rank to send to.
+    /// The first blocks send, the rest receive; 0 if there is no rank to send to.
     pub send_blocks: u32,
-    /// Most warps per block.
+    /// The most warps of a block.
     pub warps: u32,
-    /// Blocks of an operation that casts, which gains from each.
+    /// Blocks of an operation that casts, which gets faster with every block.
     cast_blocks: u32,
-    /// Whether `send_warps` may take the place of `send_blocks`.
+    /// Whether `send_warps` may replace `send_blocks`.
     mixes: bool,
 }
 
 impl Grid {
-    /// The grid of an operation on this rank's `tokens`: the measured one if there is one, else the library's choice.
-    /// Granted channels, two blocks each, are an upper limit. With four ranks more blocks get slower, unless there are
-    /// zones: 24, 32 and 132 take 492, 528 and 510 us in a combine, 498, 494 and 515 in a dispatch.
+    /// The grid of an operation on this rank's `tokens`: that of the tuning file if it has one, else the library's
+    /// choice; within the caller's bound. With four ranks more blocks get slower, unless there are zones: 24, 32 and
+    /// 132 take 492, 528 and 510 us in a combine, 498, 494 and 515 in a dispatch.
     pub fn new(facts: &GroupFacts, shapes: &Shapes, kind: HtKind, tokens: usize, device: DeviceLimits) -> Self {
-        // A rank without tokens may still receive many.
+        // A rank without tokens may still receive many rows.
         let work = if tokens == 0 { facts.max_tokens } else { Some(tokens) };
         let measured = work.and_then(|work| shapes.choice(kind.operation(), work));
         let granted = granted_blocks(facts);
@@ -185,11 +185,11 @@ impl Grid {
         Self { blocks, send_blocks, warps, cast_blocks, mixes }
     }
 
-    /// The grid of `blocks` for an operation on rows by expert, for tokens with `top_k` experts each. Ignores
-    /// measurements, which are of flat rows.
+    /// The grid of `blocks` for an operation on rows by expert, for tokens with `top_k` experts each. Tuning files do
+    /// not apply, as they are measured with flat rows.
     pub fn of_zones(facts: &GroupFacts, kind: HtKind, top_k: usize, blocks: u32) -> Self {
         let (ranks, slots) = (facts.ranks as f64, top_k as f64);
-        // Per token: rows on all ranks, and those that are sent.
+        // Per token: rows on all ranks, and rows that are sent.
         let rows = ranks * (1.0 - (1.0 - 1.0 / ranks).powf(slots));
         let sent = rows * (1.0 - 1.0 / ranks);
         let row_sent = if blocks < MANY_BLOCKS { ROW_SENT } else { ROW_SENT_OF_MANY };
@@ -210,7 +210,7 @@ impl Grid {
         }
     }
 
-    /// This grid with the changes that a call of this kind asks for.
+    /// This grid as changed by a call's `launch` options.
     pub fn adjusted(self, launch: Launch, kind: HtKind) -> Self {
         if launch.is_own() {
             return self;
@@ -238,7 +238,7 @@ impl Grid {
         }
     }
 
-    /// How many warps of each block send while the others receive; `None`: `send_blocks` applies.
+    /// How many warps of each block send while the rest receives; `None` if whole blocks send instead.
     pub fn send_warps(&self, ranks: usize) -> Option<u32> {
         match ranks {
             2..4 if self.mixes && self.blocks <= MIXED_BLOCKS_OF_FEW => Some(SEND_WARPS_OF_FEW),
@@ -247,8 +247,8 @@ impl Grid {
         }
     }
 
-    /// The grid if senders cast, including rows that stay on this rank. Ignores measurements, which are of rows sent as
-    /// they are.
+    /// This grid for a dispatch that casts: senders also cast the rows that stay on this rank. Tuning files do not
+    /// apply, as they are measured without casts.
     pub fn of_casts(self, ranks: usize) -> Self {
         let part = if ranks < 4 { CAST_SENDERS } else { CAST_SENDERS_OF_FOUR };
         let blocks = self.cast_blocks;

@@ -1,4 +1,4 @@
-//! An HT handle on one node, and its operations.
+//! An HT handle on one node: kernel parameters and launches of its operations.
 
 use crate::backend::cuda::agreement::disagreement;
 use crate::backend::cuda::auxiliary::CallerHeader;
@@ -30,32 +30,33 @@ use once_cell::sync::OnceCell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// An HT handle. The results of its creation stay on the device.
+/// An HT handle on one node. What its creation computes stays on the device.
 pub struct CudaHt {
     pub group: Arc<HtShared>,
-    /// `None` if it was reopened.
+    /// `None` if the handle was reopened from a caller's memory.
     pub memory: Option<PooledMemory<HandleMemory>>,
     pub block: DevPtr,
     pub sections: HtSections,
-    /// For a block in a caller's memory.
+    /// The header of the block, if it is in a caller's memory.
     pub header: Option<CallerHeader>,
     pub grids: HandleGrids,
-    /// Its ids are those that operations read: the caller's, or the copy that the handle keeps.
+    /// With the ids that operations read: the caller's, or the handle's copy.
     pub routing: Routing,
     /// The caller's ids.
-    pub given_ids: Numbers,
+    pub caller_ids: Numbers,
     /// Ids per token, in the kernels' integer type.
     pub top_k: u32,
     pub counter: Option<DevPtr>,
     pub counters: RoutingCounters,
     pub epoch: u32,
-    /// When the number of rows was first asked for.
-    pub asked: OnceCell<Instant>,
+    /// When the caller first asked for the number of rows.
+    pub first_query: OnceCell<Instant>,
 }
 
 impl CudaHt {
-    /// What the routing kernel reports to the caller: everything, unless a later kernel does.
-    pub fn told_at_once(&self) -> HtTold {
+    /// What the routing kernel reports to the caller: everything, or only the counter if a later kernel reports the
+    /// rest.
+    pub fn reported_at_once(&self) -> HtTold {
         let form = &self.routing.form;
         let rows = self.counter.map(|data| Numbers { data, width: IntWidth::Bits32 });
         let of_rows = RoutingCounters { experts: rows, ..RoutingCounters::default() };
@@ -63,9 +64,9 @@ impl CudaHt {
         kept::told(if is_all { &self.counters } else { &of_rows }, None)
     }
 
-    /// Enqueues what follows the kernel that has filled `block`: finding slots if rows lie by expert, dropping rows,
-    /// and writing the header in a caller's memory.
-    pub fn conclude(&self, block: &HtHandleMemory, at: &StreamScope) -> Result<()> {
+    /// Enqueues what follows the kernel that has filled `block`: finding slots if rows are ordered by expert, else
+    /// dropping rows beyond a limit; and writing the header if the block is in a caller's memory.
+    pub fn finish_block(&self, block: &HtHandleMemory, at: &StreamScope) -> Result<()> {
         let context = &self.group.context;
         match (self.zones()?, self.routing.form.most_rows) {
             (Some(zones), _) => self.find_slots(block, &zones, at)?,
@@ -87,8 +88,8 @@ impl CudaHt {
         block.begins.wrapping_add(self.group.context.peers().ranks as usize)
     }
 
-    /// The result of the exchange, once it has arrived: the number of rows that this rank receives, or why nothing runs
-    /// on the handle.
+    /// The number of rows that this rank receives, or the error if ranks disagree on the handle; `None` until the
+    /// routing kernel has reported.
     fn received(&self) -> Result<Option<u32>> {
         let page = self.memory.as_ref().map(|memory| &memory.received);
         let seen = page.and_then(|page| page.complete(0, |it| it.epoch == self.epoch));
@@ -101,8 +102,8 @@ impl CudaHt {
         }
     }
 
-    /// The handle's number in an operation's fingerprint: zero for blocks that may be reopened, whose number only the
-    /// device knows. So ranks must agree on whose memory their blocks are in.
+    /// The handle's number in an operation's fingerprint. Zero if the block is in a caller's memory, as the host does
+    /// not know the number of a reopened one; so either all ranks' blocks must be in callers' memory, or none.
     fn number(&self) -> u32 {
         match self.header {
             None => self.epoch,
@@ -115,8 +116,8 @@ impl CudaHt {
         Ok(block_at(self.block, &self.sections, tokens, self.top_k))
     }
 
-    /// Enqueues `kernel` for operation `op`, then what `after` does; in a caller's memory behind a comparison of the
-    /// header.
+    /// Enqueues `kernel` for operation `op`, then what `after` does. If the block is in a caller's memory, a check of
+    /// its header comes first.
     pub fn enqueue<P>(
         &self,
         op: KernelOp,
@@ -139,7 +140,7 @@ impl CudaHt {
         turn.end_after(compared.and_then(|()| launch()).and_then(|()| after()))
     }
 
-    // Out of line, too.
+    // Not inlined, for the same reason as `dispatch_scaled`.
     #[inline(never)]
     fn dispatch_by_expert(
         &self,
@@ -162,7 +163,7 @@ impl CudaHt {
         self.enqueue(kind, kernel, shape, &params, at, after)
     }
 
-    // Out of line, so that rows without scales do not pay for it.
+    // Not inlined, so that rows without scales do not carry these parameters.
     #[inline(never)]
     fn dispatch_scaled(
         &self,
@@ -186,8 +187,8 @@ impl HtBackend for CudaHt {
     fn dispatch(&self, op: &HtDispatch, stream: Stream) -> Result<()> {
         self.received()?;
         let group = &*self.group;
-        let (grids, asked) = (&self.grids, op.launch);
-        let launch = group.plan.launch(op.into(), &op.into(), grids, asked)?;
+        let (grids, requested) = (&self.grids, op.launch);
+        let launch = group.plan.launch(op.into(), &op.into(), grids, requested)?;
         let memory = self.handle_memory()?;
         let at = &group.enter(stream)?;
         let common = group.common(KernelOp::HtDispatch, &launch, self.number(), memory);
@@ -215,8 +216,8 @@ impl HtBackend for CudaHt {
     fn combine(&self, op: &HtCombine, stream: Stream) -> Result<()> {
         self.received()?;
         let group = &*self.group;
-        let (grids, asked) = (&self.grids, op.launch);
-        let launch = group.plan.launch(op.into(), &op.row.into(), grids, asked)?;
+        let (grids, requested) = (&self.grids, op.launch);
+        let launch = group.plan.launch(op.into(), &op.row.into(), grids, requested)?;
         let memory = self.handle_memory()?;
         let at = &group.enter(stream)?;
         let common = group.common(KernelOp::HtCombine, &launch, self.number(), memory);
@@ -240,12 +241,12 @@ impl HtBackend for CudaHt {
         (self.group).add_counts(counts, totals, &self.group.enter(stream)?)
     }
 
-    /// Waits for the kernel that computes the number, if need be.
+    /// Waits for the routing kernel if it has not reported yet.
     fn num_recv_tokens(&self, within: Duration) -> Result<Option<usize>> {
         let page = &self.memory.as_ref().ok_or_else(opened_again)?.received;
         let slots = || page.complete(SLOTS_OF_PAGE, |it| it.epoch == self.epoch).map(|it| it.value);
-        let asked = *self.asked.get_or_init(Instant::now);
-        self.group.wait_within(within, asked, || {
+        let since = *self.first_query.get_or_init(Instant::now);
+        self.group.wait_within(within, since, || {
             let rows = self.received()?;
             Ok(if self.routing.form.zones.is_none() { rows } else { rows.and_then(|_| slots()) }.map(|it| it as usize))
         })
@@ -267,26 +268,26 @@ impl HtBackend for CudaHt {
     }
 }
 
-/// The library's part of a handle's memory: the block, unless it is in a caller's memory, and the page.
+/// The library's part of a handle's memory: the page of host memory, and the block unless the caller provides it.
 pub struct HandleMemory {
     buffer: Option<Buffer>,
     bytes: usize,
     pub received: HostPage<HtCount>,
 }
 
-/// The number of rows, and the number of slots if rows lie by expert.
+/// The number of rows, and the number of slots if rows are ordered by expert.
 const COUNTS: usize = 2;
 pub const SLOTS_OF_PAGE: usize = 1;
 
 impl HandleMemory {
-    /// Allocates a block of `bytes`, 0 if it is elsewhere, and the page.
+    /// Allocates the page, and a block of `bytes` unless that is 0.
     pub fn new(group: &GroupContext, memory: &Arc<CudaMemory>, bytes: usize) -> Result<Self> {
         let received = HostPage::new(&memory.context, COUNTS)?;
         let buffer = (bytes > 0).then(|| group.block(memory, bytes)).transpose()?;
         Ok(Self { buffer, bytes, received })
     }
 
-    /// How much this memory exceeds `bytes`; `None` if it is too small, or has a block that would be unused.
+    /// By how much the block exceeds `bytes`; `None` if it is too small, or would not be used.
     pub fn waste(&self, bytes: usize) -> Option<usize> {
         let fits = (bytes > 0) == self.buffer.is_some();
         self.bytes.checked_sub(bytes).filter(|_| fits)
@@ -298,7 +299,7 @@ impl HandleMemory {
     }
 }
 
-/// The block at `block` as kernel parameters.
+/// The kernel parameters for the block at `block`.
 pub fn block_at(block: DevPtr, sections: &HtSections, tokens: u32, top_k: u32) -> HtHandleMemory {
     let at = |offset: usize| block.0 + offset;
     HtHandleMemory {

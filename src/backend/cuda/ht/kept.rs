@@ -1,4 +1,4 @@
-//! What only handles that keep their ids have: numbers of any width, gradients by k.
+//! Launches that only handles that keep their ids need: reports in any integer width, ids and gradients ordered by k.
 
 use crate::backend::cuda::auxiliary::IdCopy;
 use crate::backend::cuda::driver::stream::StreamScope;
@@ -16,18 +16,18 @@ use std::ptr::null_mut;
 const BLOCK_TOKENS: usize = HT_BY_K_THREADS as usize / 32;
 const MOST_BLOCKS: usize = 512;
 
-/// What a routing reports about a handle.
+/// The device memory that a routing's report to the caller is made from.
 pub struct Told<'a> {
     /// The number of received rows, or `HT_DISAGREED`.
     pub rows: *const u32,
-    /// Those of each expert.
+    /// The number of rows of each expert.
     pub counts: *const i32,
     pub counters: &'a RoutingCounters,
-    /// Where rows lie by expert.
+    /// If rows are ordered by expert.
     pub zones: Option<HtZones>,
 }
 
-/// Enqueues the report of a routing to its caller, behind the routing.
+/// Enqueues a routing's report to the caller, after the routing.
 pub fn tell(group: &HtShared, told: &Told<'_>, at: &StreamScope) -> Result<()> {
     let Told { rows, counts, counters, zones } = *told;
     if *counters == RoutingCounters::default() {
@@ -44,7 +44,7 @@ pub fn tell(group: &HtShared, told: &Told<'_>, at: &StreamScope) -> Result<()> {
     group.context.module.launch(kernels::ht_counters(), shape, &params, at)
 }
 
-/// The same in the kernels' form; with zones a page of host memory gets the number of slots, with the handle's number.
+/// The kernel parameters for a report; with zones, `page` in host memory gets the number of slots and the handle's.
 pub fn told(counters: &RoutingCounters, page: Option<(*mut HtCount, u32)>) -> HtTold {
     let (page, epoch) = page.unwrap_or((null_mut(), 0));
     HtTold {
@@ -59,7 +59,7 @@ pub fn told(counters: &RoutingCounters, page: Option<(*mut HtCount, u32)>) -> Ht
 const NO_ZONES: HtZones =
     HtZones { slots: null_mut(), begins: null_mut(), most_slots: 0, limit: 0, alignment: 0, experts: 0 };
 
-/// Enqueues rebasing the ids that a dispatch has delivered to the caller's numbering, behind the dispatch.
+/// Enqueues, after a dispatch, rebasing the ids that it has delivered to the caller's numbering.
 pub fn move_ids(group: &HtShared, op: &HtDispatch, top_k: u32, at: &StreamScope) -> Result<()> {
     let Some(out) = op.routing_out.filter(|_| op.first_id > 0) else {
         return Ok(());
@@ -76,7 +76,7 @@ fn numbers(given: Option<Numbers>) -> HtNumbers {
     })
 }
 
-/// Enqueues moving the gradients of a combine to the positions of their ids in `routing`, behind the combine.
+/// Enqueues, after a combine, moving its gradients to the positions of their ids in `routing`.
 pub fn order_gradients(group: &HtShared, op: &HtCombine, routing: &Routing, at: &StreamScope) -> Result<()> {
     let Some(gradients) = op.gradients.filter(|it| it.by_k && routing.tokens > 0) else {
         return Ok(());

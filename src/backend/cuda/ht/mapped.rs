@@ -1,6 +1,5 @@
-//! Operations that make offers, because the group has memory that peers map (`cuda/ht/offers.cuh`): their kernels'
-//! additional parameters, and how rows that bypass the rings pass through shared memory. Pure functions, except for
-//! what the group keeps.
+//! Operations that make offers, which let peers access tensors in mapped memory directly (`cuda/ht/offers.cuh`):
+//! additional kernel parameters, and how rows that bypass the rings pass through shared memory.
 
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::ht::grid::WARP;
@@ -22,39 +21,39 @@ use crate::model::scales::WireRow;
 
 const _: () = assert!(MAX_OBJECTS == HT_MAX_OBJECTS as usize && OBJECT_ALIGN == HT_OFFER_UNIT as u64);
 
-/// Senders move rows in parts of at most this size.
+/// The largest part of a row that a sending warp moves at a time.
 const MOST_PART_BYTES: usize = 16 << 10;
-/// Bytes that a block's sending warps together have in each stage. Three stages are faster than two for few blocks, and
-/// for long rows unless there are very many blocks.
+/// Bytes per stage of all sending warps of a block together. Three stages are faster than two with few blocks, and with
+/// long rows unless there are very many blocks.
 const SENT_BYTES: usize = 28 << 10;
 const MOST_SENDERS: usize = 8;
 const LONG_PART_BYTES: usize = 8 << 10;
-/// This many blocks saturate NVLink; with more it gets slower, until there are very many.
+/// Sending blocks: these saturate NVLink, and more are slower, until there are very many.
 const SEND_BLOCKS: u32 = 16;
 const MANY_BLOCKS: u32 = 96;
-/// With more than 16 blocks some share a pair of SMs, so warps take tokens dynamically, which makes them wait at times:
-/// a few more blocks send, and two more still from this many blocks on, where the others do more of the remaining work.
+/// Sending blocks of more than 16: warps take tokens dynamically, as some blocks share a pair of SMs, which makes warps
+/// wait at times, so a few more send; and two more still if many blocks share the remaining work.
 const SEND_BLOCKS_OF_MORE: u32 = 18;
 const BLOCKS_TO_HELP: u32 = 28;
 const SEND_BLOCKS_WITH_HELP: u32 = 20;
-/// From four ranks on, at most this many send.
+/// The most sending blocks from four ranks on.
 const SEND_BLOCKS_OF_FOUR: u32 = 48;
 /// Up to this many blocks senders also store the rows that stay on their rank.
 const FEW_BLOCKS: u32 = 12;
-/// Warps that sum, and the share of a row that each takes at a time. Parts have this size at least, or are the row.
+/// Warps that sum in a pull, and the least part of a row, if not the whole row, that each takes at a time.
 const PULL_WARPS: u32 = 15;
 const PULL_PARTS: usize = 4;
 const LEAST_PART_BYTES: usize = 512;
-/// With more rows of a token in shared memory, there is room for one stage only.
+/// The most rows of a token for which two stages fit into shared memory.
 const ROWS_OF_TWO_STAGES: usize = 4;
-/// Up to this many blocks a pull is faster than rings; beyond, ring senders store faster than homes load.
+/// Up to this many blocks a pull is faster than rings; with more, ring senders store faster than home ranks load.
 const MOST_PULL_BLOCKS: u32 = MANY_BLOCKS - 1;
-/// With four ranks; a guess for more.
+/// The same with four ranks; for more a guess.
 const MOST_PULL_BLOCKS_OF_FOUR: u32 = 20;
-/// From this many ranks on, a pull is always faster.
+/// From this many ranks on, a pull is always faster than rings.
 const PULL_RANKS: usize = 8;
 
-/// The tensor that an operation offers, if any, and what accompanies its rows.
+/// What an operation offers to its peers: a tensor, if they can reach it, and the form of its rows.
 #[derive(Clone, Copy, Debug)]
 pub struct Offer {
     place: Option<Place>,
@@ -63,7 +62,7 @@ pub struct Offer {
 }
 
 impl Offer {
-    /// The output of a dispatch. Cast rows go through rings.
+    /// Offers the output of a dispatch, unless it casts: cast rows go through rings.
     pub fn of_dispatch(group: &HtShared, op: &HtDispatch, launch: &HtLaunch) -> Self {
         let WireRow { payload, scales } = op.wire();
         let row_bytes = payload.bytes();
@@ -75,7 +74,7 @@ impl Offer {
         Self { place, row_bytes, side_row_bytes: scale_bytes + launch.shape.tail_bytes as usize }
     }
 
-    /// The input of a combine. Gradients go through rings, and so do rows where that is faster.
+    /// Offers the input of a combine, unless rings are faster, or gradients need them.
     pub fn of_combine(group: &HtShared, op: &HtCombine, launch: &HtLaunch) -> Self {
         let row_bytes = op.row.bytes();
         let wanted = match op.way {
@@ -88,7 +87,7 @@ impl Offer {
     }
 }
 
-/// Where these rows lie, if peers can reach them; an empty tensor may lie anywhere.
+/// The object and offset of `rows`, if peers can reach them. An empty tensor may be anywhere.
 fn place_of(group: &HtShared, rows: Rows, row_bytes: usize) -> Option<Place> {
     if rows.rows == 0 {
         return Some(Place { object: 0, offset: 0 });
@@ -103,9 +102,9 @@ fn is_pull_faster(ranks: usize, launch: &HtLaunch) -> bool {
     ranks >= PULL_RANKS || launch.launch.blocks <= most
 }
 
-/// How rows pass through the shared memory of a block.
+/// How rows of an operation with offers pass through the shared memory of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Staged {
+pub struct OfferStaging {
     pub blocks: u32,
     pub warps: u32,
     pub stages: u32,
@@ -115,9 +114,8 @@ pub struct Staged {
     pub takes_tokens: bool,
 }
 
-impl Staged {
-    /// For a dispatch among `ranks` with this launch: the fastest of all possible settings
-    /// (docs/development/high-throughput.md).
+impl OfferStaging {
+    /// The fastest setting for a dispatch among `ranks` with this launch (docs/development/high-throughput.md).
     pub fn of_dispatch(ranks: usize, row_bytes: usize, launch: &HtLaunch) -> Result<Self> {
         let LaunchShape { blocks, threads, .. } = launch.launch;
         let part_bytes = even_parts(row_bytes, row_bytes.div_ceil(MOST_PART_BYTES));
@@ -131,7 +129,7 @@ impl Staged {
         };
         Ok(Self {
             blocks: senders,
-            // At least one warp does everything else.
+            // One warp at least remains for everything else.
             warps: warps.min(threads / WARP - 1),
             stages: match blocks {
                 ..=FEW_BLOCKS => 3,
@@ -145,7 +143,7 @@ impl Staged {
         })
     }
 
-    /// For a combine with this launch, whose tokens have rows on at most `rows` ranks, in `shared_bytes`.
+    /// For a combine with this launch, whose tokens have rows on at most `rows` ranks, within `shared_bytes`.
     pub fn of_combine(row_bytes: usize, launch: &HtLaunch, rows: usize, shared_bytes: u32) -> Self {
         // A token without ids has no rows.
         let rows = rows.max(1);
@@ -166,7 +164,7 @@ impl Staged {
         }
     }
 
-    /// The launch with enough shared memory for both ways.
+    /// `launch` with enough shared memory, whether rows go through rings or not.
     pub fn launch(&self, launch: LaunchShape) -> Result<LaunchShape> {
         let own = (self.warps * self.stages) as usize * self.stage_bytes;
         let bytes = HT_MAPPED_SHARED_BYTES + to_u32(own)?;
@@ -174,15 +172,15 @@ impl Staged {
     }
 }
 
-/// The size of at most `parts` equal parts of `whole`, not 0: a multiple of 16; the last part may be smaller.
+/// The size of a part if `whole`, not 0, is divided into at most `parts`: a multiple of 16; the last may be smaller.
 fn even_parts(whole: usize, parts: usize) -> usize {
     whole.div_ceil(parts).next_multiple_of(ROW_ALIGN)
 }
 
 /// The additional parameters of a kernel with offers.
-pub fn mapped(group: &HtShared, offer: &Offer, launch: &HtLaunch, staged: &Staged) -> Result<HtMapped> {
+pub fn mapped(group: &HtShared, offer: &Offer, launch: &HtLaunch, staging: &OfferStaging) -> Result<HtMapped> {
     let objects = &group.context.objects;
-    debug_assert!(staged.warps <= HT_MAPPED_WARPS && staged.stages <= HT_MAPPED_STAGES);
+    debug_assert!(staging.warps <= HT_MAPPED_WARPS && staging.stages <= HT_MAPPED_STAGES);
     Ok(HtMapped {
         layout: group.plan.mapped_layout(&group.layout),
         state: group.offers(),
@@ -193,25 +191,25 @@ pub fn mapped(group: &HtShared, offer: &Offer, launch: &HtLaunch, staged: &Stage
         scales_word: launch.scales_word,
         row_bytes: to_u32(offer.row_bytes)?,
         side_row_bytes: to_u32(offer.side_row_bytes)?,
-        part_bytes: to_u32(staged.part_bytes)?,
-        blocks: staged.blocks,
-        warps: staged.warps,
-        stages: staged.stages,
-        stage_bytes: to_u32(staged.stage_bytes)?,
-        stores_local_rows: staged.stores_local_rows.into(),
-        takes_tokens: staged.takes_tokens.into(),
+        part_bytes: to_u32(staging.part_bytes)?,
+        blocks: staging.blocks,
+        warps: staging.warps,
+        stages: staging.stages,
+        stage_bytes: to_u32(staging.stage_bytes)?,
+        stores_local_rows: staging.stores_local_rows.into(),
+        takes_tokens: staging.takes_tokens.into(),
     })
 }
 
 impl CudaHt {
-    /// Whether operations make offers, which is the same on all ranks.
+    /// Whether operations make offers. All ranks get the same answer.
     pub(super) fn makes_offers(&self) -> bool {
         let group = &*self.group;
         group.plan.facts.ranks > 1 && group.context.objects.any()
     }
 
-    /// Enqueues a dispatch; `rows` are the parameters that its kernel would have with rings.
-    // Out of line, so that others do not pay for it.
+    /// Enqueues a dispatch with offers; `rows` are the parameters that its kernel would have without.
+    // Not inlined, so that operations without offers do not carry these parameters.
     #[inline(never)]
     pub(super) fn dispatch_with_offers(
         &self,
@@ -223,9 +221,9 @@ impl CudaHt {
     ) -> Result<()> {
         let (group, name) = (&*self.group, KernelOp::HtDispatch);
         let offer = Offer::of_dispatch(group, op, launch);
-        let staged = Staged::of_dispatch(group.plan.facts.ranks, op.row.bytes(), launch)?;
-        let mapped = mapped(group, &offer, launch, &staged)?;
-        let shape = staged.launch(launch.launch)?;
+        let staging = OfferStaging::of_dispatch(group.plan.facts.ranks, op.row.bytes(), launch)?;
+        let mapped = mapped(group, &offer, launch, &staging)?;
+        let shape = staging.launch(launch.launch)?;
         let Some(given) = &op.scaled else {
             let kernel = kernels::ht_dispatch_direct();
             return self.enqueue(name, kernel, shape, &HtDirectParams { rows, mapped }, at, after);
@@ -246,7 +244,7 @@ impl CudaHt {
         })
     }
 
-    /// The same for a combine.
+    /// Enqueues a combine with offers, likewise.
     #[inline(never)]
     pub(super) fn combine_with_offers(
         &self,
@@ -260,9 +258,9 @@ impl CudaHt {
         let offer = Offer::of_combine(group, op, launch);
         let rows_of_token = self.routing.top_k.min(group.plan.facts.ranks);
         let shared_bytes = group.device.dynamic_shared_bytes();
-        let staged = Staged::of_combine(op.row.bytes(), launch, rows_of_token, shared_bytes);
-        let mapped = mapped(group, &offer, launch, &staged)?;
-        let shape = staged.launch(launch.launch)?;
+        let staging = OfferStaging::of_combine(op.row.bytes(), launch, rows_of_token, shared_bytes);
+        let mapped = mapped(group, &offer, launch, &staging)?;
+        let shape = staging.launch(launch.launch)?;
         let kernel = kernels::ht_combine_pull(op.row.dtype)?;
         self.enqueue(KernelOp::HtCombine, kernel, shape, &HtPullParams { rows, mapped }, at, after)
     }
@@ -289,8 +287,8 @@ mod tests {
         HtLaunch { launch: LaunchShape { blocks, threads, shared_bytes: 1000 }, shape, scales_word: 0, cast_chunk: 0 }
     }
 
-    /// What any setting must keep in a launch with this number of threads.
-    fn check(it: &Staged, threads: u32) {
+    /// Checks the limits of any setting in a launch with this number of threads.
+    fn check(it: &OfferStaging, threads: u32) {
         assert!(it.part_bytes > 0 && it.part_bytes.is_multiple_of(16));
         assert!(it.warps >= 1 && it.warps * WARP <= threads && it.stages <= HT_MAPPED_STAGES);
         let shape = it.launch(launch(4, threads).launch).unwrap();
@@ -302,7 +300,7 @@ mod tests {
         for (ranks, threads) in [2, 3, 4, 8].into_iter().flat_map(|ranks| [(ranks, 64), (ranks, 480)]) {
             for blocks in [2, 8, 12, 13, 16, 17, 24, 28, 95, 96, 132] {
                 for row_bytes in [16, 32, 528, 7168, 14_336, 40_000, 1 << 20] {
-                    let it = Staged::of_dispatch(ranks, row_bytes, &launch(blocks, threads)).unwrap();
+                    let it = OfferStaging::of_dispatch(ranks, row_bytes, &launch(blocks, threads)).unwrap();
                     check(&it, threads - WARP);
                     assert!((1..=blocks).contains(&it.blocks));
                 }
@@ -315,7 +313,7 @@ mod tests {
         for rows in [0, 1, 2, 4, 8, 32] {
             for row_bytes in [16, 32, 528, 14_336, 1 << 20] {
                 for threads in [64, 512] {
-                    check(&Staged::of_combine(row_bytes, &launch(4, threads), rows, SHARED), threads);
+                    check(&OfferStaging::of_combine(row_bytes, &launch(4, threads), rows, SHARED), threads);
                 }
             }
         }

@@ -1,13 +1,13 @@
-//! High-throughput operations: checked operation -> kernel parameters -> launch. This file has the group, and how it
-//! creates handles.
+//! High-throughput operations: from checked operations to kernel launches. This file has the group's HT state, and the
+//! creation of handles.
 
-mod beside_rings;
 pub mod fingerprint;
 mod grid;
 mod handle;
 mod kept;
 mod mapped;
 mod nodes;
+mod offer_regions;
 pub mod plan;
 mod rows;
 mod shared;
@@ -19,7 +19,7 @@ use crate::backend::cuda::driver::memory::CudaMemory;
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::group_context::GroupContext;
 use crate::backend::cuda::ht::handle::{CudaHt, HandleMemory};
-use crate::backend::cuda::ht::nodes::{GivenHt, Rails};
+use crate::backend::cuda::ht::nodes::{CallerHt, Rails};
 use crate::backend::cuda::ht::plan::HtPlan;
 use crate::backend::cuda::ht::shared::{HtShared, saturated};
 use crate::backend::cuda::kernels::{self, to_u32};
@@ -31,14 +31,14 @@ use crate::backend::{HtBackend, HtGroupBackend, HtRouting};
 use crate::error::refusal::{InSequence, Subject};
 use crate::error::{Error, Result};
 use crate::log;
-use crate::model::handle_state::{GivenBlock, HandleHome, block_bytes};
+use crate::model::handle_state::{CallerBlock, HandleHome, block_bytes};
 use crate::model::ops::{HandleForm, IntWidth, Numbers, Routing, RoutingCounters, Stream};
 use crate::model::tensor::DevPtr;
 use once_cell::sync::OnceCell;
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
 
-/// The HT side of a group: on one node, or on several.
+/// A group's HT state.
 pub struct HtGroup {
     shared: Arc<HtShared>,
     memory: Arc<CudaMemory>,
@@ -48,7 +48,7 @@ pub struct HtGroup {
 }
 
 impl HtGroup {
-    /// The HT side of a group; `layout` has the offsets of `plan`'s regions in the windows.
+    /// The HT state of a group; `layout` has the offsets of `plan`'s regions in the windows.
     pub fn new(
         context: Arc<GroupContext>,
         network: Option<Arc<Network>>,
@@ -64,11 +64,11 @@ impl HtGroup {
         Ok(Self { shared, memory: Arc::clone(memory), pool: Pool::default(), rails })
     }
 
-    /// All ranks create handles in the same order, but none waits for another here: even a rank that cannot take part
-    /// announces that with a kernel.
+    /// Creates a handle on one node. Collective, but no rank waits for another here: even a rank that refuses announces
+    /// that with a kernel.
     fn open_on_one_node(self: &Arc<Self>, wanted: Result<HtRouting>, stream: Stream) -> Result<CudaHt> {
         let at = &self.shared.enter(stream)?;
-        // A captured exchange would run too late for the other ranks, and repeatedly; so would a refusal.
+        // A captured exchange, and also a captured refusal, would run too late for other ranks, and repeatedly.
         if at.is_captured() && !wanted.as_ref().map_err(Error::clone)?.routing.form.keeps_ids {
             return Err(Error::usage(Subject::Stream, InSequence::NoCaptureOfRouting));
         }
@@ -87,16 +87,16 @@ impl HtGroup {
             }
             Err(error) => {
                 let params = self.route_params(epoch, verdict_refusing(&error));
-                // If even this launch fails, the others reach their deadline.
+                // If even this launch fails, the other ranks' waits time out.
                 self.launch_route(None, &params, at).unwrap_or_else(|cause| log::warn(&cause.text()));
                 Err(error)
             }
         }
     }
 
-    /// Handle number `epoch` of the group, before it is announced to the others.
+    /// Handle number `epoch` of the group, not announced to other ranks yet.
     fn prepare(self: &Arc<Self>, wanted: HtRouting, epoch: u32, at: &StreamScope) -> Result<CudaHt> {
-        let bytes = match wanted.home.given {
+        let bytes = match wanted.home.caller_block {
             None => self.shared.plan.handle(&wanted.routing).bytes,
             Some(_) => 0,
         };
@@ -107,7 +107,7 @@ impl HtGroup {
         self.handle(wanted, Some(memory), epoch)
     }
 
-    /// Handle number `epoch`; `memory` is the library's part of its memory.
+    /// Handle number `epoch`, with `memory` as the library's part of its memory.
     fn handle(
         self: &Arc<Self>,
         wanted: HtRouting,
@@ -115,10 +115,10 @@ impl HtGroup {
         epoch: u32,
     ) -> Result<CudaHt> {
         let (plan, mut routing) = (&self.shared.plan, wanted.routing);
-        let given = wanted.home.given.map(|GivenBlock(block)| block);
+        let caller_block = wanted.home.caller_block.map(|CallerBlock(block)| block);
         let own = memory.as_ref().and_then(|memory| memory.block());
-        let (block, sections) = (given.or(own).unwrap_or_default(), plan.handle(&routing));
-        let given_ids = Numbers { data: routing.ids, width: routing.width };
+        let (block, sections) = (caller_block.or(own).unwrap_or_default(), plan.handle(&routing));
+        let caller_ids = Numbers { data: routing.ids, width: routing.width };
         if routing.form.keeps_ids {
             routing.ids = DevPtr(block.0 + sections.ids);
             routing.width = IntWidth::Bits64;
@@ -128,35 +128,35 @@ impl HtGroup {
             memory,
             block,
             sections,
-            given_ids,
-            header: given.map(|block| CallerHeader::new(block, plan.header(&routing, epoch))),
+            caller_ids,
+            header: caller_block.map(|block| CallerHeader::new(block, plan.header(&routing, epoch))),
             grids: self.shared.grids(&routing),
             routing,
             top_k: to_u32(routing.top_k)?,
             counter: wanted.counter,
             counters: wanted.counters,
             epoch,
-            asked: OnceCell::new(),
+            first_query: OnceCell::new(),
         })
     }
 
-    /// Parameters of the exchange of a handle.
+    /// Parameters of a handle's routing kernel.
     fn params_of(&self, handle: &CudaHt) -> Result<HtRouteParams> {
         let page = handle.memory.as_ref().map(|memory| &memory.received);
         let form = &handle.routing.form;
         Ok(HtRouteParams {
             handle: handle.handle_memory()?,
-            topk_idx: handle.given_ids.data.0 as *const _,
+            topk_idx: handle.caller_ids.data.0 as *const _,
             kept_ids: if form.keeps_ids { handle.routing.ids.0 as *mut i64 } else { null_mut() },
-            is_narrow: u32::from(handle.given_ids.width == IntWidth::Bits32),
+            is_narrow: u32::from(handle.caller_ids.width == IntWidth::Bits32),
             has_zones: u32::from(form.zones.is_some()),
-            told: handle.told_at_once(),
+            told: handle.reported_at_once(),
             received: page.map_or(null_mut(), |page| page.device()),
             ..self.route_params(handle.epoch, verdict_with(handle.top_k))
         })
     }
 
-    /// Parameters of the exchange of handle number `epoch` that announces `verdict` and stores no result.
+    /// Parameters of the routing kernel for handle number `epoch` that only announces `verdict`.
     fn route_params(&self, epoch: u32, verdict: u32) -> HtRouteParams {
         let (tally, layout) = (self.shared.tally(), self.shared.plan.tally());
         HtRouteParams {
@@ -189,14 +189,14 @@ impl HtGroup {
         }
     }
 
-    /// Launches the routing of a handle, or of none if this rank refuses.
+    /// Launches the routing kernel; without a handle if this rank refuses.
     fn launch_route(&self, handle: Option<&CudaHt>, params: &HtRouteParams, at: &StreamScope) -> Result<()> {
         let (tokens, zones) = handle.map_or((0, false), |it| (it.routing.tokens, it.routing.form.zones.is_some()));
         let (shape, block_tokens) = self.shared.plan.route_grid(tokens, zones, self.shared.device)?;
         let params = HtRouteParams { block_tokens, ..*params };
         let turn = self.shared.order.begin(at)?;
         let routed = self.shared.context.launch_following(kernels::ht_route(), shape, &params, false, at);
-        turn.end_after(routed.and_then(|()| handle.map_or(Ok(()), |handle| handle.conclude(&params.handle, at))))
+        turn.end_after(routed.and_then(|()| handle.map_or(Ok(()), |handle| handle.finish_block(&params.handle, at))))
     }
 }
 
@@ -215,12 +215,12 @@ impl HtGroupBackend for HtGroup {
         }
     }
 
-    fn reopen_handle(self: Arc<Self>, routing: Routing, block: GivenBlock) -> Result<Box<dyn HtBackend>> {
+    fn reopen_handle(self: Arc<Self>, routing: Routing, block: CallerBlock) -> Result<Box<dyn HtBackend>> {
         if let Some(rails) = &self.rails {
             let (group, rails) = (Arc::clone(&self.shared), Arc::clone(rails));
-            return Ok(Box::new(GivenHt { group, rails, routing, block, received: None }));
+            return Ok(Box::new(CallerHt { group, rails, routing, block, received: None }));
         }
-        let home = HandleHome { given: Some(block), ..HandleHome::default() };
+        let home = HandleHome { caller_block: Some(block), ..HandleHome::default() };
         let wanted = HtRouting { routing, counter: None, counters: RoutingCounters::default(), home };
         Ok(Box::new(self.handle(wanted, None, 0)?))
     }

@@ -1,10 +1,10 @@
-//! The plan of HT kernels, made before they start: regions of the window, shares of shared memory, grids. Pure
+//! The plan of HT kernels: regions of the window, shares of shared memory, grids. Computed on the host, by pure
 //! functions of the group's facts, the device and an operation's shape.
 
-use crate::backend::cuda::ht::beside_rings;
 use crate::backend::cuda::ht::fingerprint::{HtFingerprint, MOST_ROW_BYTES};
 use crate::backend::cuda::ht::grid::{DeviceLimits, Grid, HtKind, WARP, blocks_of_zones, granted_blocks};
 use crate::backend::cuda::ht::nodes::plan::NodesPlan;
+use crate::backend::cuda::ht::offer_regions;
 use crate::backend::cuda::ht::rows::MovedRow;
 use crate::backend::cuda::kernels::{LaunchShape, to_u32};
 use crate::backend::cuda::params::ht::{
@@ -25,26 +25,26 @@ use crate::tuning::Shapes;
 
 const PACKET_BYTES: usize = 8;
 const CREDIT_BYTES: usize = 4;
-/// Bytes behind a row for each of its token's experts: an id and a weight.
+/// Bytes after a row for each of its token's experts: an id and a weight.
 const TAIL_ENTRY_BYTES: usize = 8;
 const COPY_ALIGN: usize = 16;
 const REGION_ALIGN: usize = 256;
 
-/// A unit holds rows of half the group's bound, behind them scales of this share of the bound (4 bytes for 128
-/// elements, which had 4 bytes each), and the stamp that goes with scales.
+/// A unit has room for a row of half the group's bound, the stamp of rows with scales, and scales of this share of the
+/// bound: 4 bytes per 128 elements of 4 bytes each.
 const SCALES_OF_BOUND: usize = 64;
 const STAMP_BYTES: usize = 16;
 const UNIT_ALIGN: usize = 128;
-/// Units of a slot: a row too large for one takes both.
+/// Units of a slot: a row too large for one unit takes both.
 const SLOT_UNITS: usize = 2;
 
-/// Slots of all rings into a rank together: enough to hide the round trip of a credit at full speed
-/// (docs/development/high-throughput.md), few enough that rows of usual size stay in L2.
+/// Slots of all rings into a rank: enough to hide a credit's round trip at full speed
+/// (docs/development/high-throughput.md), but few enough that rows of usual size stay in L2.
 const RING_SLOTS: usize = 2048;
 const LEAST_DEPTH: usize = 64;
-/// Limit of all rings together: huge rows make rings shorter, not larger.
+/// Limit on the bytes of all rings: with huge rows they have fewer slots.
 const MOST_RING_BYTES: usize = 68 << 20;
-/// Bytes of a warp's notify queue (`cuda/ht/notify.cuh`): a ring with a rank and a number per row.
+/// Bytes of a warp's notify queue (`cuda/ht/notify.cuh`), which has a rank and a number per row.
 const NOTIFY_BYTES: usize = HT_MAX_TOP_K as usize * 8;
 
 /// Tokens that a block of `ht_route` numbers, if the device has enough blocks.
@@ -54,50 +54,50 @@ const ROUTE_BLOCKS: usize = 64;
 /// The plan of one group.
 #[derive(Clone, Debug)]
 pub struct HtPlan {
-    /// Those of this node's ranks, as if they were the group.
+    /// The facts of this node's ranks, as if they were a group.
     pub facts: GroupFacts,
-    /// The most tokens of a rank, even without a bound.
+    /// The most tokens of a rank; without a bound, the most that kernels support.
     pub max_tokens: usize,
-    /// Experts of all nodes.
+    /// The number of experts of all nodes.
     pub all_experts: usize,
     /// `None` on one node.
     pub nodes: Option<NodesPlan>,
-    /// Offsets from the start of the group's region.
+    /// Offsets from the start of the group's HT region.
     layout: HtLayout,
-    /// The same for what ranks tell each other about rows by expert, and in `ht_cut`.
+    /// Offset of the packets that ranks exchange about rows by expert, and in `ht_cut`.
     packets: usize,
     packets_bank: usize,
-    /// Empty over several nodes, and for one rank.
+    /// The regions for offers: empty over several nodes, and with one rank.
     mapped: HtMappedLayout,
-    /// Bytes of the group's region of a window.
+    /// Bytes of the HT region of a window.
     pub bytes: usize,
-    /// Grids that take precedence over the library's own.
+    /// Grids from a tuning file, which take precedence over the library's own.
     pub shapes: Shapes,
 }
 
-/// How an operation is launched; its fingerprint still lacks the handle's number.
+/// An operation's launch. The fingerprint still lacks the handle's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HtLaunch {
     pub launch: LaunchShape,
     pub shape: HtShape,
-    /// Compares the ranks' scales of rows; 0 without scales.
+    /// By which ranks compare their scales; 0 without scales.
     pub scales_word: u32,
-    /// Elements that are cast at a time; 0 without a cast.
+    /// Elements that a warp casts at a time; 0 without a cast.
     pub cast_chunk: u32,
 }
 
-/// What a handle determines about its launches: the grids, for rows that need no cast, and ids per token.
+/// What a handle fixes of its launches: the grids of rows without casts, and the ids per token.
 #[derive(Clone, Copy, Debug)]
 pub struct HandleGrids {
     dispatch: Grid,
     combine: Grid,
     top_k: usize,
     device: DeviceLimits,
-    /// Whether rows lie by expert.
+    /// Whether rows are ordered by expert.
     zones: bool,
 }
 
-/// Offsets in the group's memory for `ht_route`, and its size.
+/// The layout of the group's memory in which blocks of `ht_route` count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TallyLayout {
     pub tally: usize,
@@ -108,7 +108,7 @@ pub struct TallyLayout {
 }
 
 impl HtPlan {
-    /// The plan of a high-throughput group.
+    /// The plan of an HT group.
     pub fn new(facts: &GroupFacts, view: &NodeView) -> Result<Self> {
         check_limits(facts)?;
         let has_zones = facts.has_zones();
@@ -133,7 +133,7 @@ impl HtPlan {
         let packets_bank = if nodes.is_none() { bank } else { 0 };
         let packets = window.take(bank + packets_bank);
         let mapped = match &nodes {
-            None if ranks > 1 => beside_rings::regions(facts, max_tokens, &mut window),
+            None if ranks > 1 => offer_regions::regions(facts, max_tokens, &mut window),
             _ => HtMappedLayout::default(),
         };
         let layout = HtLayout {
@@ -152,18 +152,18 @@ impl HtPlan {
         Ok(Self { facts, max_tokens, all_experts, nodes, layout, packets, packets_bank, mapped, bytes, shapes })
     }
 
-    /// This plan with other grids than the library's own.
+    /// This plan with the grids `shapes` in place of the library's own.
     pub fn tuned(self, shapes: &Shapes) -> Self {
         Self { shapes: shapes.clone(), ..self }
     }
 
-    /// Where ranks tell each other about rows by expert, in a window with this layout.
+    /// The packets about rows by expert in windows with this layout.
     pub fn packets(&self, layout: &HtLayout) -> HtPackets {
         let offset = layout.counts - self.layout.counts + self.packets as u64;
         HtPackets { offset, bank_bytes: self.packets_bank as u64 }
     }
 
-    /// The kernels' offsets if the group's region begins at `start` of the window.
+    /// The kernels' offsets if the HT region begins at `start` of the window.
     pub fn layout(&self, start: usize) -> HtLayout {
         let start = start as u64;
         HtLayout {
@@ -175,12 +175,12 @@ impl HtPlan {
         }
     }
 
-    /// The regions for offers in windows with the kernels' offsets `of`.
+    /// The regions for offers in windows with the offsets `of`.
     pub fn mapped_layout(&self, of: &HtLayout) -> HtMappedLayout {
-        beside_rings::at(&self.mapped, of.counts - self.layout.counts)
+        offer_regions::at(&self.mapped, of.counts - self.layout.counts)
     }
 
-    /// The block of a handle with this routing, or with the group's maximum of tokens.
+    /// The sections of a handle's block: of the size for the group's bound on tokens, or without one for this routing.
     pub fn handle(&self, routing: &Routing) -> HtSections {
         HtSections::new(StateShape {
             ranks: self.facts.ranks,
@@ -191,12 +191,12 @@ impl HtPlan {
         })
     }
 
-    /// The header of the block of a handle with the number `number`.
+    /// The header of the block of handle number `number`.
     pub fn header(&self, routing: &Routing, number: u32) -> [u32; HEADER_WORDS] {
         header(&self.facts, routing, number.into())
     }
 
-    /// The device memory in which the blocks of `ht_route` count.
+    /// The memory in which blocks of `ht_route` count.
     pub fn tally(&self) -> TallyLayout {
         let mut memory = Regions::new(REGION_ALIGN);
         TallyLayout {
@@ -208,15 +208,15 @@ impl HtPlan {
         }
     }
 
-    /// Most bytes of a message between nodes; 0 on one.
+    /// Most bytes of a message between nodes; 0 on one node.
     pub fn most_message_bytes(&self) -> usize {
         let Self { nodes, facts, .. } = self;
         let of = |it: &NodesPlan| it.most_message_bytes(facts.row_bytes, facts.max_tokens);
         nodes.as_ref().map_or(0, of)
     }
 
-    /// The grid of `ht_route` for `tokens`, and how many of them each block numbers. One more block receives. With
-    /// `zones`, a block has at most as many as its warps can report at once.
+    /// The grid of `ht_route` for `tokens`, including one block that receives, and how many tokens each other block
+    /// numbers: with `zones`, at most as many as its warps can report at once.
     pub fn route_grid(&self, tokens: usize, zones: bool, device: DeviceLimits) -> Result<(LaunchShape, u32)> {
         let units = (HT_ROUTE_THREADS / WARP) as usize / mask_words(&self.facts);
         let of_block = match zones {
@@ -232,7 +232,7 @@ impl HtPlan {
         Ok((shape, to_u32(block_tokens)?))
     }
 
-    /// Units of a row that travels with `bytes`. Combines always take whole slots.
+    /// Units of a slot that a row of `bytes` takes. Rows of combines always take all.
     fn row_units(&self, kind: HtKind, bytes: usize) -> u32 {
         match kind {
             HtKind::Dispatch { .. } if bytes as u64 <= self.layout.unit_bytes => 1,
@@ -240,7 +240,7 @@ impl HtPlan {
         }
     }
 
-    /// What a handle of this routing determines about its launches.
+    /// What a handle with this routing fixes of its launches.
     pub fn grids(&self, routing: &Routing, device: DeviceLimits) -> HandleGrids {
         let Routing { tokens, top_k, .. } = *routing;
         let zones = routing.form.zones.is_some();
@@ -263,27 +263,28 @@ impl HtPlan {
         Grid::of_zones(&self.facts, kind, top_k.div_ceil(nodes), blocks)
     }
 
-    fn grid(&self, kind: HtKind, row: &MovedRow, of: &HandleGrids, asked: Launch) -> Grid {
+    fn grid(&self, kind: HtKind, row: &MovedRow, of: &HandleGrids, requested: Launch) -> Grid {
         let of_handle = match kind {
             HtKind::Dispatch { .. } => of.dispatch,
             HtKind::Combine { .. } => of.combine,
         };
-        let plain = match asked.blocks {
-            // The share of senders that suits the number of blocks.
-            1.. if of.zones => self.grid_of_zones(kind, of.top_k, asked.blocks.max(2)),
+        let plain = match requested.blocks {
+            // The number of senders depends on the number of blocks, so the grid is planned anew.
+            1.. if of.zones => self.grid_of_zones(kind, of.top_k, requested.blocks.max(2)),
             _ => of_handle,
         };
         let grid = match row.cast {
             Some(_) => plain.of_casts(self.facts.ranks),
             None => plain,
         };
-        grid.adjusted(asked, kind)
+        grid.adjusted(requested, kind)
     }
 
-    /// The launch of an operation on rows `row`, as `asked` for, with a handle's grids.
-    pub fn launch(&self, kind: HtKind, row: &MovedRow, of: &HandleGrids, asked: Launch) -> Result<HtLaunch> {
+    /// The launch of an operation on rows `row` with the handle's grids `of`, as changed by the call's `requested`
+    /// options.
+    pub fn launch(&self, kind: HtKind, row: &MovedRow, of: &HandleGrids, requested: Launch) -> Result<HtLaunch> {
         let HandleGrids { top_k, device, .. } = *of;
-        let grid = self.grid(kind, row, of, asked);
+        let grid = self.grid(kind, row, of, requested);
         let (row_bytes, mut staging) = (row.image_bytes(), row.staging());
         if let (HtKind::Combine { .. }, true) = (kind, of.zones) {
             staging.chunk_bytes = HT_ZONE_BUFFER_BYTES as usize;
@@ -306,7 +307,7 @@ impl HtPlan {
             None => grid.warps,
         };
         let copy_warps = (shared_bytes / warp_bytes).clamp(1, most_warps - 1);
-        // On one node only, as operations over several have not been measured with it.
+        // On one node only, as it has not been measured over several.
         let send_warps = grid.send_warps(self.facts.ranks).filter(|_| self.nodes.is_none());
         let copy_warps = send_warps.map_or(copy_warps, |warps| warps.min(copy_warps));
         let warps = match kind {
@@ -335,12 +336,12 @@ impl HtPlan {
     }
 }
 
-/// Words that `ht_zones` sends about a row.
+/// Words that `ht_zones` sends per row.
 fn mask_words(facts: &GroupFacts) -> usize {
     facts.local_experts().div_ceil(HT_ZONE_WORD_EXPERTS as usize)
 }
 
-/// Bytes that a rank sends to another about a new handle.
+/// Bytes of the packets that a rank sends to another about a new handle.
 fn counts_bytes(facts: &GroupFacts) -> usize {
     (facts.local_experts() + HT_COUNTS_BESIDE_EXPERTS as usize) * PACKET_BYTES
 }
@@ -354,14 +355,14 @@ fn check_limits(facts: &GroupFacts) -> Result<()> {
         .got(facts.row_bytes, format_args!("at most {MOST_ROW_BYTES}")))
 }
 
-/// Bytes of a unit: two hold the longest row and what follows it.
+/// Bytes of a unit, so that two have room for the longest row and what follows it.
 fn unit_bytes(row_bytes: usize) -> usize {
     let tail_bytes = HT_MAX_TOP_K as usize * TAIL_ENTRY_BYTES;
     let scale_bytes = row_bytes.div_ceil(SCALES_OF_BOUND);
     (row_bytes.div_ceil(2) + scale_bytes + STAMP_BYTES + tail_bytes).next_multiple_of(UNIT_ALIGN)
 }
 
-/// Slots of one ring: a power of two, as row numbers wrap around.
+/// Slots of one ring: a power of two, because row numbers wrap around at 2^32.
 fn depth(ranks: usize, slot_bytes: usize) -> usize {
     let wanted = (RING_SLOTS / (ranks - 1).max(1)).max(LEAST_DEPTH);
     let fits = (MOST_RING_BYTES / (ranks * slot_bytes)).max(4);

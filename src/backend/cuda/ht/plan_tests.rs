@@ -11,7 +11,7 @@ use crate::model::tensor::{DType, DevPtr, RowType};
 const H200: DeviceLimits = DeviceLimits { multiprocessors: 132, shared_bytes: 227 << 10 };
 
 impl HtPlan {
-    /// The launch for a handle with so many tokens, and ids of each.
+    /// The launch for a handle with these numbers of tokens and of ids per token.
     fn tested_launch(
         &self,
         kind: HtKind,
@@ -201,7 +201,7 @@ fn a_block_that_routes_tells_of_its_tokens_at_once() {
     assert_eq!([8, 128, 500].map(grid), [(33, 128), (44, 96), (65, 64)]);
 }
 
-/// For all sizes of rows, as rounding up a warp's memory may hide that some lack room.
+/// Checks all sizes of rows, because rounding up a warp's memory may hide that some lack room.
 #[test]
 fn a_warp_has_room_for_its_row_a_tail_for_each_rank_and_its_queue() {
     for (ranks, top_k, tail_bytes, tails) in [(4, 3, 32, 3), (2, 3, 32, 2), (4, 8, 64, 4)] {

@@ -1,4 +1,4 @@
-//! The rows of an HT operation: what of them travels, and how they pass through a warp's shared memory.
+//! The rows of an HT operation: their form on the wire, and how they pass through a warp's shared memory.
 
 use crate::backend::cuda::params::ht::HT_STAMP_BYTES;
 use crate::model::group::ROW_ALIGN;
@@ -8,7 +8,7 @@ use crate::model::tensor::DType;
 
 /// A warp moves rows in chunks of at most this many bytes.
 const MOST_CHUNK_BYTES: usize = 16 << 10;
-/// Chunks of a cast are multiples of this many elements.
+/// A cast's chunks are multiples of this many elements.
 const CAST_STEP: usize = 512;
 
 /// The rows that an operation moves.
@@ -16,7 +16,7 @@ const CAST_STEP: usize = 512;
 pub struct MovedRow {
     /// As they travel.
     pub wire: WireRow,
-    /// Type before the cast, if there is one.
+    /// The element type before the cast; `None` without a cast.
     pub cast: Option<DType>,
 }
 
@@ -40,7 +40,7 @@ impl From<&HtDispatch> for MovedRow {
 }
 
 impl MovedRow {
-    /// Bytes of a row in its slot: the payload; with scales, behind it the stamp and the scales.
+    /// Bytes of a row in its slot: the payload, then for rows with scales the stamp and the scales.
     pub fn image_bytes(&self) -> usize {
         self.wire.payload.bytes() + self.bytes_behind_payload()
     }
@@ -51,7 +51,7 @@ impl MovedRow {
         self.wire.scales.map_or(0, |scales| scaled(scales.bytes()))
     }
 
-    /// How a warp stages such rows.
+    /// How a warp stages these rows.
     pub fn staging(&self) -> RowStaging {
         let image_bytes = self.image_bytes();
         let Some(from) = self.cast else {
@@ -66,7 +66,8 @@ impl MovedRow {
     }
 }
 
-/// The size of the fewest equal chunks of at most `most` that cover `whole`: a multiple of 16; the last may be smaller.
+/// The size of a chunk if `whole` is divided into the fewest of at most `most`: a multiple of 16; the last may be
+/// smaller.
 fn even_chunks(whole: usize, most: usize) -> usize {
     whole.div_ceil(whole.div_ceil(most)).next_multiple_of(ROW_ALIGN)
 }
@@ -74,9 +75,9 @@ fn even_chunks(whole: usize, most: usize) -> usize {
 /// The shared memory through which a warp moves rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowStaging {
-    /// How much of an image is loaded at a time.
+    /// Bytes of an image that are loaded at a time.
     pub chunk_bytes: usize,
-    /// The part in front of the tails.
+    /// Bytes before the tails.
     pub buffer_bytes: usize,
     /// Elements that are cast at a time; 0 without a cast.
     pub cast_chunk: usize,

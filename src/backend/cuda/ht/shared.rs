@@ -1,4 +1,4 @@
-//! The state that the HT handles of a group share, on one node and on several.
+//! A group's HT state that all its handles use, on one node and on several.
 
 use crate::backend::cuda::agreement::next_number;
 use crate::backend::cuda::auxiliary;
@@ -27,17 +27,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long a wait for a routing spins; most end within that.
+/// How long the host spins when it waits for a routing; most waits end within this time.
 const SPIN_TIME: Duration = Duration::from_micros(500);
-/// How long it sleeps between polls after that.
+/// After that time it sleeps for so long between polls.
 const POLL_INTERVAL: Duration = Duration::from_micros(20);
 
-/// Whether the kernels of a line pass rows through shared memory.
+/// Whether the kernels of `line` pass rows through shared memory.
 fn have_staging(line: Line) -> bool {
     line.names().iter().all(|name| name.starts_with("ht_dispatch") || name.starts_with("ht_combine"))
 }
 
-/// What operations need of their group.
+/// The group's state that operations use.
 pub struct HtShared {
     pub context: Arc<GroupContext>,
     pub plan: HtPlan,
@@ -46,16 +46,16 @@ pub struct HtShared {
     pub order: Order,
     sequences: Buffer,
     offers: Buffer,
-    /// Where the blocks of a routing kernel count (`HtPlan::tally`).
+    /// Memory in which the blocks of a routing kernel count (`HtPlan::tally`).
     tally: Buffer,
-    /// Number of handles so far, including refused ones.
+    /// Number of handles created so far, including refused ones.
     handles: AtomicU32,
-    /// Number of exchanges that a kernel has carried out so far.
+    /// Number of exchanges so far that use a bank of the window.
     exchanges: AtomicU32,
 }
 
 impl HtShared {
-    /// For a group whose `layout` has the offsets of `plan`'s regions in the windows.
+    /// The state of a group; `layout` has the offsets of `plan`'s regions in the windows.
     pub fn new(context: Arc<GroupContext>, memory: &Arc<CudaMemory>, plan: HtPlan, layout: HtLayout) -> Result<Self> {
         let driver_context = Arc::clone(&context.module.context);
         let _entered = driver_context.enter()?;
@@ -79,20 +79,20 @@ impl HtShared {
         })
     }
 
-    /// What a new handle with this routing determines about its launches.
+    /// What a new handle with this routing fixes of its launches.
     pub fn grids(&self, routing: &Routing) -> HandleGrids {
         self.plan.grids(routing, self.device)
     }
 
-    /// Enqueues adding the `counts` of a handle to `totals`, behind a dispatch. Ordered as an operation of the group:
-    /// the next routing may reuse the memory of the counts.
+    /// Enqueues, after a dispatch, adding the `counts` of a handle to `totals`. Ordered as an operation of the group,
+    /// because the next routing may reuse the memory of the counts.
     pub fn add_counts(&self, counts: *const i32, totals: DevPtr, at: &StreamScope) -> Result<()> {
         let experts = self.plan.facts.local_experts();
         let turn = self.order.begin(at)?;
         turn.end_after(auxiliary::add_counts(&self.context, KernelOp::HtDispatch, (counts, totals), experts, at))
     }
 
-    /// The number of a new handle; every rank counts alike, even handles that fail.
+    /// The number of a new handle, the same on all ranks, as handles that fail count, too.
     pub fn next_handle(&self) -> u32 {
         next_number(&self.handles)
     }
@@ -102,14 +102,14 @@ impl HtShared {
         self.exchanges.fetch_add(1, Ordering::Relaxed) % 2
     }
 
-    /// The fingerprint of an operation with this launch, of handle number `handle`.
+    /// The fingerprint of an operation with this launch, on handle number `handle`.
     pub fn fingerprint(launch: &HtLaunch, handle: u32) -> u32 {
         let fingerprint = HtFingerprint(launch.shape.fingerprint);
         fingerprint.of_handle(handle).0
     }
 
-    /// The common parameters of kernel `op`, for handle number `number` with the memory `handle`.
-    // Inlined, so that nearly a kilobyte of parameters is written in place, not moved.
+    /// The common parameters of kernel `op`, on handle number `number` with the memory `handle`.
+    // Inlined, so that the parameters, nearly a kilobyte, are written in place.
     #[inline]
     pub fn common(&self, op: KernelOp, launch: &HtLaunch, number: u32, handle: HtHandleMemory) -> HtCommon {
         HtCommon {
@@ -122,12 +122,12 @@ impl HtShared {
         }
     }
 
-    /// The address of the tally.
+    /// The address of the memory in which routing kernels count.
     pub fn tally(&self) -> usize {
         self.tally.data().0
     }
 
-    /// How many kernels on one node have routed.
+    /// The device's counter of routing kernels on one node.
     pub fn epochs(&self) -> *mut u32 {
         (self.tally() + self.plan.tally().epochs) as *mut u32
     }
@@ -136,22 +136,22 @@ impl HtShared {
         self.sequences.data().0 as *mut HtSequences
     }
 
-    /// The state of operations with offers.
+    /// The device's state of operations with offers.
     pub fn offers(&self) -> *mut HtOfferState {
         self.offers.data().0 as *mut HtOfferState
     }
 
-    /// Polls `found` for the result of a routing, which a kernel or the network writes. Their own deadlines come first
-    /// if they run at all.
+    /// Polls `found` for the result of a routing, which a kernel or the network writes. The deadline only matters if
+    /// these do not even run, as their own deadlines are earlier.
     pub fn wait_for_routing<T>(&self, found: impl FnMut() -> Result<Option<T>>) -> Result<T> {
         let found = self.wait_within(Duration::MAX, Instant::now(), found)?;
         found.ok_or_else(|| Error::internal("a wait that ended early"))
     }
 
-    /// The same; none if that takes longer than `within`. The deadline counts from `since`.
+    /// As [`Self::wait_for_routing`], but `None` after `within`. The deadline counts from `since`.
     ///
-    /// The result comes soon, so this spins first, then sleeps between polls. No `sched_yield`: under load, a thread
-    /// that yields often may not be scheduled again for seconds.
+    /// Spins first, as most results come soon, then sleeps between polls. No `sched_yield`: under load, a thread that
+    /// yields often may not be scheduled again for seconds.
     pub fn wait_within<T>(
         &self,
         within: Duration,
@@ -184,7 +184,7 @@ impl HtShared {
     }
 }
 
-/// What a dispatch reads, and the counter that it fills: addresses, zero for none.
+/// The addresses of what a dispatch reads, and of the counter that it fills; zero if there is none.
 #[derive(Default)]
 pub struct Inputs {
     pub rows: usize,
@@ -194,7 +194,7 @@ pub struct Inputs {
 }
 
 impl Inputs {
-    /// The inputs for this rank's own tokens; their ids are those of `routing` if the handle keeps them.
+    /// The inputs for this rank's own tokens, with the ids of `routing` if the handle keeps them.
     pub fn of(op: &HtDispatch, routing: &Routing) -> Self {
         let kept = routing.form.keeps_ids.then_some(routing.ids);
         let (ids, weights) = addresses(op.routing_in.map(|it| (kept.unwrap_or(it.ids), it.weights)));
@@ -221,7 +221,7 @@ pub fn dispatch_params(op: &HtDispatch, common: HtCommon, inputs: &Inputs) -> Ht
     }
 }
 
-/// Where a combine's sums and gradients are written.
+/// The addresses of a combine's sums and gradients.
 pub struct Outputs {
     pub rows: usize,
     pub gradients: usize,
@@ -260,17 +260,17 @@ fn given_rows(op: &HtCombine) -> (u32, Fault) {
     }
 }
 
-/// `count` in the kernels' integer type, capped at its largest value, which no kernel exceeds.
+/// `count` as a kernel parameter, capped at the largest `u32`, which exceeds what any kernel counts.
 pub fn saturated(count: usize) -> u32 {
     u32::try_from(count).unwrap_or(u32::MAX)
 }
 
-/// Both addresses, or NULL for `None`.
+/// Both addresses; zeros for `None`.
 fn addresses(given: Option<(DevPtr, DevPtr)>) -> (usize, usize) {
     given.map_or((0, 0), |(first, second)| (first.0, second.0))
 }
 
-/// The caller's `scaled` rows in the form of the kernels of `launch`.
+/// The kernel parameters for the caller's `scaled` rows.
 pub fn scaled_rows_of_caller(row: RowType, scaled: &Scaled, launch: &HtLaunch) -> Result<HtScaledRows> {
     let width = scaled.cast().map_or(row.dtype.size(), |cast| cast.from.size());
     Ok(HtScaledRows {
@@ -288,7 +288,7 @@ pub fn scaled_rows_of_caller(row: RowType, scaled: &Scaled, launch: &HtLaunch) -
     })
 }
 
-/// The same for rows received from another node, each followed by its scales.
+/// The kernel parameters for rows received from another node, each followed by its scales.
 pub fn scaled_rows_of_message(row: RowType, scaled: &Scaled, launch: &HtLaunch) -> Result<HtScaledRows> {
     let wire = WireRow { payload: row, scales: Some(scaled.scales) };
     let rows = ScaledRows { form: Scales::Forwarded, from: NO_VIEW, ..scaled_rows(row, scaled)? };

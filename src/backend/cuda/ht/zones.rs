@@ -1,4 +1,4 @@
-//! Handles with rows by expert: finding their slots, and the kernels involved.
+//! Handles whose rows are ordered by expert: the kernels that assign slots to rows, and that drop rows.
 
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::ht::grid::WARP;
@@ -16,31 +16,31 @@ use crate::model::ops::{RoutingCounters, Zones};
 use crate::model::tensor::DevPtr;
 use std::ptr::null;
 
-/// Over several nodes: the most blocks that tell others about a rank's tokens.
+/// Over several nodes: the most blocks that report a rank's tokens to other ranks.
 const MOST_SENDERS: usize = 32;
 
-/// The slots that a launch finds.
+/// The slots that a launch assigns.
 pub struct SlotsOf {
     /// The address of the number of rows.
     pub rows: *const u32,
-    /// The number of ranks that rows come from, and the one that this rank sends for.
+    /// The number of source ranks, and the source whose rows this rank reports.
     pub sources: u32,
     pub source: u32,
-    /// The epoch of a route over several nodes.
+    /// Over several nodes, the epoch of the route.
     pub epoch: Option<u32>,
-    /// What to report about this rank's slots, if they are found as well.
+    /// If this rank's slots are assigned, too: what to report about them.
     pub finds: Option<HtTold>,
 }
 
 impl CudaHt {
-    /// The slots of its rows, if they lie by expert.
+    /// The slots of the handle's rows, if they are ordered by expert.
     pub fn zones(&self) -> Result<Option<HtZones>> {
         let at = |offset: usize| DevPtr(self.block.0 + offset);
         let (slots, begins) = (at(self.sections.slots), at(self.sections.zones));
         self.group.zones(self.routing.form.zones, (slots, begins), self.routing.top_k)
     }
 
-    /// Enqueues the kernel that finds the slots, behind the one that has counted rows into `handle`.
+    /// Enqueues the kernel that assigns slots, after the one that has counted rows into `handle`.
     pub fn find_slots(&self, handle: &HtHandleMemory, zones: &HtZones, at: &StreamScope) -> Result<()> {
         let PeerTable { ranks, rank, .. } = *self.group.context.peers();
         let page = self.memory.as_ref().map(|memory| memory.received.device().wrapping_add(SLOTS_OF_PAGE));
@@ -49,7 +49,7 @@ impl CudaHt {
         self.group.find_slots(handle, zones, &of, at)
     }
 
-    /// Enqueues the kernel that drops rows beyond `most`, behind the one that has counted them into `handle`.
+    /// Enqueues the kernel that drops rows beyond `most`, after the one that has counted them into `handle`.
     pub fn cut(&self, handle: &HtHandleMemory, most: usize, at: &StreamScope) -> Result<()> {
         let group = &*self.group;
         let (peers, tally, layout) = (*group.context.peers(), group.tally(), group.plan.tally());
@@ -72,7 +72,7 @@ impl CudaHt {
 }
 
 impl HtShared {
-    /// The slots of a handle's rows, if they lie by expert; the tables of slots and zones are at `slots` and `begins`.
+    /// The parameters of a handle's slots, if rows are ordered by expert, with the tables `at` of slots and zones.
     pub fn zones(&self, form: Option<Zones>, at: (DevPtr, DevPtr), top_k: usize) -> Result<Option<HtZones>> {
         let Some(Zones { alignment, most_slots }) = form else {
             return Ok(None);
@@ -89,7 +89,7 @@ impl HtShared {
         }))
     }
 
-    /// Enqueues the kernel that finds slots.
+    /// Enqueues the kernel that assigns slots.
     pub fn find_slots(&self, handle: &HtHandleMemory, zones: &HtZones, of: &SlotsOf, at: &StreamScope) -> Result<()> {
         let senders = match of.epoch {
             Some(_) => (handle.tokens as usize).div_ceil(WARP as usize).clamp(1, MOST_SENDERS),

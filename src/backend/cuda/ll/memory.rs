@@ -10,7 +10,7 @@ use crate::backend::cuda::params::common::PeerTable;
 use crate::backend::cuda::params::ll::LlHandleMemory;
 use crate::backend::cuda::params::ll_view::LL_VIEW_BANKS;
 use crate::error::{Error, Result};
-use crate::model::handle_state::{GivenBlock, LlSections};
+use crate::model::handle_state::{CallerBlock, LlSections};
 use crate::model::ids::LocalRank;
 use crate::model::ops::{HandleForm, LlDispatch, Routing, StagedSlot, ViewBank};
 use crate::model::scales::WireRow;
@@ -48,12 +48,12 @@ impl HandleMemory {
     ) -> Result<Self> {
         let handshake = forwarded.map(|forwarded| Handshake::new(memory, forwarded)).transpose()?;
         let buffer = group.block(memory, plan.handle_memory(routing.top_k, routing.form).bytes)?;
-        let given = Self::given(plan, routing, GivenBlock(buffer.data()));
-        Ok(Self { _buffer: Some(buffer), handshake, ..given })
+        let in_caller_memory = Self::in_caller_memory(plan, routing, CallerBlock(buffer.data()));
+        Ok(Self { _buffer: Some(buffer), handshake, ..in_caller_memory })
     }
 
     /// The memory of a handle on one node whose block is in a caller's memory.
-    pub fn given(plan: &LlPlan, routing: &Routing, GivenBlock(block): GivenBlock) -> Self {
+    pub fn in_caller_memory(plan: &LlPlan, routing: &Routing, CallerBlock(block): CallerBlock) -> Self {
         let Routing { top_k, form, .. } = *routing;
         Self {
             _buffer: None,

@@ -30,7 +30,7 @@ use crate::backend::cuda::params::ll::LlLayout;
 use crate::backend::cuda::pool::{MemoryRequest, Pool, PooledMemory};
 use crate::backend::{LlBackend, LlGroupBackend};
 use crate::error::Result;
-use crate::model::handle_state::{GivenBlock, HandleHome, header};
+use crate::model::handle_state::{CallerBlock, HandleHome, header};
 use crate::model::ops::{LlDispatch, LlOp, Routing, StagedSlot, Stream, ViewBank};
 use crate::model::tensor::DevPtr;
 use once_cell::sync::OnceCell;
@@ -130,12 +130,14 @@ impl LlGroup {
             context: Arc::clone(&self.context),
             layout: self.layout,
             views: self.views.clone(),
-            memory: match home.given {
+            memory: match home.caller_block {
                 None => self.pool.take(&MemoryRequest { handle: &home.life, capture, shares: true }, serves, make)?,
-                Some(block) => PooledMemory::apart(HandleMemory::given(&self.plan, &routing, block), &home.life),
+                Some(block) => {
+                    PooledMemory::apart(HandleMemory::in_caller_memory(&self.plan, &routing, block), &home.life)
+                }
             },
-            header: (home.given)
-                .map(|GivenBlock(block)| CallerHeader::new(block, header(&self.plan.facts, &routing, 0))),
+            header: (home.caller_block)
+                .map(|CallerBlock(block)| CallerHeader::new(block, header(&self.plan.facts, &routing, 0))),
             number,
             source_tokens: OnceCell::new(),
             routing,

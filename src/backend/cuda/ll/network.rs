@@ -89,7 +89,7 @@ impl LlNetwork {
             most_tokens,
             handle,
             other_nodes: to_u32(view.others())?,
-            own_place: self.own_place(),
+            own_place: self.own_node_order(),
         })
     }
 

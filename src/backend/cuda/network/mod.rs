@@ -1,5 +1,5 @@
-//! The network between a group's nodes: what operations of both modes share, and what a failure of the network does to
-//! the group.
+//! The network between a group's nodes: what operations of both modes need, and how a failure of the network ends the
+//! group.
 
 pub mod two_sided;
 
@@ -30,10 +30,10 @@ use std::sync::Arc;
 
 /// Most blocks of a network kernel; each fills a multiprocessor.
 pub const NETWORK_BLOCKS: u32 = 4;
-/// Multiprocessors that kernels waiting for other ranks leave free: for the network's kernels, and for the caller's own
-/// collectives on other streams, which wait for other ranks, too.
+/// Multiprocessors that kernels which wait for other ranks leave free: for the network's kernels, and for the caller's
+/// own collectives on other streams, which also wait for other ranks.
 const RESERVED: u32 = NETWORK_BLOCKS + 32;
-/// The blocks that may wait for other ranks at the same time on a device with `multiprocessors`.
+/// The most blocks that may wait for other ranks at the same time on a device with `multiprocessors`.
 pub fn blocks_beside_network(multiprocessors: u32) -> u32 {
     multiprocessors
         .checked_sub(RESERVED)
@@ -46,25 +46,25 @@ pub fn blocks_beside_network(multiprocessors: u32) -> u32 {
 pub struct Network {
     pub view: Arc<NodeView>,
     pub on_device: OnDevice,
-    /// What carries the messages of operations.
+    /// Carries the messages of operations.
     pub exchanges: Exchanges,
     failure: Arc<Failure>,
 }
 
-/// What the network has on the device: the ranks and their nodes, as kernels read them, and streams.
+/// The network's resources on the device: tables of ranks and nodes, which kernels read, and streams.
 pub struct OnDevice {
     _tables: Buffer,
-    /// `[ranks]`: a `RankOnNode` of each.
+    /// `RankOnNode [ranks]`.
     pub of_rank: DevPtr,
-    /// `[local ranks]`.
+    /// `[local ranks]`: their ranks in the group.
     pub local_ranks: DevPtr,
-    /// `[local ranks][1 + width]`: whom each forwards for, itself first; padded with `HT_NONE`.
+    /// `[local ranks][1 + width]`: the ranks that each forwards for, itself first; padded with `HT_NONE`.
     pub forwarded_by: DevPtr,
-    /// Whom this rank forwards for, itself first.
+    /// The ranks that this one forwards for, itself first.
     pub forwarded: DevPtr,
     /// In summation order.
     pub rail_peers: DevPtr,
-    /// For work that operations do beside the caller's streams.
+    /// For work beside the caller's streams.
     pub side: SideStreams,
 }
 
@@ -104,8 +104,8 @@ fn words(ranks: &[GroupRank]) -> Vec<u32> {
 }
 
 impl Network {
-    /// Connects the nodes for messages of up to `most_bytes`. Collective: every rank gets a network, or every rank an
-    /// error.
+    /// Connects the nodes for messages of up to `most_bytes`. Collective: either every rank gets a network, or every
+    /// rank an error.
     pub fn open(
         bootstrap: &Bootstrap,
         (view, on_device): (&Arc<NodeView>, OnDevice),
@@ -130,7 +130,7 @@ impl Network {
         Ok(Self {
             view: Arc::clone(view),
             on_device,
-            // Without a network nobody else forgets the marks, whose memory others get.
+            // The marks' memory gets new owners, and without a network nothing else would forget the marks.
             exchanges: Exchanges::new(
                 over_nccl(bootstrap, wanted, stream).inspect_err(|_| failure.marks.forget_all_but(0))?,
             ),
@@ -138,12 +138,13 @@ impl Network {
         })
     }
 
-    /// The position of this node in the sums of this rank's tokens, as a kernel parameter.
-    pub fn own_place(&self) -> u32 {
+    /// The position of this node in the order in which nodes' sums for this rank's tokens are added; a kernel
+    /// parameter.
+    pub fn own_node_order(&self) -> u32 {
         self.view.topology.own_place(self.view.rank).map_or(OWN_NODE_FIRST, Node::word)
     }
 
-    /// Ends the network because of `error`, found on the host: the ranks no longer run the same operations.
+    /// Ends the network because of `error`, found on the host, after which ranks no longer run the same operations.
     pub fn fail(&self, error: &Error) {
         match self.exchanges.transport() {
             Ok(transport) => transport.fail(error),
@@ -151,28 +152,28 @@ impl Network {
         }
     }
 
-    /// Aborts the network's operations: nothing waits for their end any more.
+    /// Aborts the network's operations; to be called when nothing waits for their end any more.
     pub fn give_up(&self) {
         if let Ok(transport) = self.exchanges.transport() {
             transport.abort();
         }
     }
 
-    /// Called when no operation of this group runs any more: later failures are not told to the peers, whose windows
-    /// may have new owners once they hear of the end.
+    /// Stops reporting failures to peers, whose windows may get new owners. To be called when no operation of this
+    /// group runs any more.
     pub fn forget_peers(&self) {
         // The first is this rank's own.
         self.failure.marks.forget_all_but(1);
     }
 
-    /// Called when no operation follows and the peers' windows are released.
+    /// Closes the network. To be called when no operation follows and the peers' windows are released.
     pub fn close(&self) {
         self.failure.marks.forget_all_but(0);
         self.exchanges.end();
     }
 }
 
-/// Who is told of a network failure.
+/// What a network failure has to mark.
 struct Failure {
     faults: Arc<FaultPage>,
     marks: FailureMarks,
@@ -183,7 +184,7 @@ impl OnFault for Failure {
         self.faults.network_failed(error);
     }
 
-    /// Also ends waits on the other ranks of this node.
+    /// Marks the failure, which also ends waits on other ranks of this node.
     fn mark(&self) {
         if let Ok(_apart) = ApartFromCaptures::enter() {
             self.marks.write();
@@ -198,18 +199,18 @@ impl OnFault for Failure {
 /// The words that mark one group's failure.
 pub struct FailureMarks {
     memory: Arc<dyn Memory>,
-    /// The address of each word and what to write there. Locked during a write: whoever forgets a word gives its memory
-    /// to others.
+    /// The address of each word and its value. Locked during a write, as a word's memory may get a new owner once the
+    /// word is forgotten.
     marks: Mutex<Vec<(DevPtr, u32)>>,
 }
 
 impl FailureMarks {
-    /// `marks` in device memory that `memory` reaches.
+    /// Marks in device memory, to be written through `memory`.
     pub fn new(memory: Arc<dyn Memory>, marks: Vec<(DevPtr, u32)>) -> Self {
         Self { memory, marks: Mutex::new(marks) }
     }
 
-    /// Writes them in order, except those that are forgotten meanwhile.
+    /// Writes the marks in order, except those that are forgotten meanwhile.
     pub fn write(&self) {
         let mut index = 0;
         while self.write_one(index) {
@@ -217,8 +218,8 @@ impl FailureMarks {
         }
     }
 
-    /// Forgets all but the first `kept`: the others are never written again. Waits for a write in progress, for as long
-    /// as the device blocks it.
+    /// Forgets all but the first `kept` marks, which are then never written again. Waits for a write in progress, for
+    /// as long as the device blocks it.
     pub fn forget_all_but(&self, kept: usize) {
         self.marks.lock().truncate(kept);
     }
@@ -226,33 +227,33 @@ impl FailureMarks {
     fn write_one(&self, index: usize) -> bool {
         let marks = self.marks.lock();
         let Some(&(at, word)) = marks.get(index) else { return false };
-        // A device that accepts no copy runs no kernel either.
+        // The error is ignored: a device that accepts no copy runs no kernel either.
         let _ = self.memory.upload(at, &word.to_le_bytes());
         true
     }
 }
 
-/// A stream for work outside graphs, and up to [`MOST_CAPTURES`] for captures.
+/// Streams of the library's own: one for work outside graphs, and up to [`MOST_CAPTURES`] for captures.
 pub struct SideStreams {
     device: Arc<dyn Device>,
     outside: OwnStream,
-    /// Each with its last capture.
+    /// Streams for captures, each with its last one.
     inside: Mutex<Vec<(Capture, OwnStream)>>,
 }
 
 impl SideStreams {
-    /// Creates the stream outside graphs; the others are created when a capture needs them.
+    /// Creates the stream for work outside graphs; those for captures are created when needed.
     pub fn new(memory: &Arc<CudaMemory>) -> Result<Self> {
         let device: Arc<dyn Device> = memory.clone();
         Ok(Self { outside: OwnStream::new(Arc::clone(&device))?, inside: Mutex::default(), device })
     }
 
-    /// The stream for work outside of graphs.
+    /// The stream for work outside graphs.
     pub fn outside(&self) -> Stream {
         self.outside.stream
     }
 
-    /// The stream to use beside one in this capture. The calling thread is inside the context.
+    /// The side stream for a stream in this capture. The calling thread must be inside the context.
     pub fn of(&self, capture: Option<Capture>) -> Result<Stream> {
         let Some(capture) = capture else { return Ok(self.outside()) };
         let mut inside = self.inside.lock();

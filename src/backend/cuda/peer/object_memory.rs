@@ -84,9 +84,9 @@ impl ObjectMemory {
 
     /// The caller's `bytes` at `begin`, which other processes must be able to map: in one allocation, or in pieces with
     /// descriptors.
-    pub fn given(context: &Arc<Context>, begin: DevPtr, bytes: usize) -> Result<(Self, Vec<u8>)> {
+    pub fn of_caller(context: &Arc<Context>, begin: DevPtr, bytes: usize) -> Result<(Self, Vec<u8>)> {
         let _entered = context.enter()?;
-        let window = Window::given(context, begin).map_err(unmappable)?;
+        let window = Window::of_caller(context, begin).map_err(unmappable)?;
         let (window, pieces) = match WindowRecord::new(&window) {
             Ok(record) => ((window, record), Vec::new()),
             Err(cause) => pieces_of(context, begin, bytes, cause)?,

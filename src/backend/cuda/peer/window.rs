@@ -63,7 +63,7 @@ impl Window {
     }
 
     /// The caller's allocation that contains `data`.
-    pub fn given(context: &Arc<Context>, data: DevPtr) -> Result<Self> {
+    pub fn of_caller(context: &Arc<Context>, data: DevPtr) -> Result<Self> {
         let (base, bytes) = driver::allocation_of(data)?;
         Ok(Self::of_pieces(context, base, bytes))
     }

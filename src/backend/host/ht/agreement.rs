@@ -119,7 +119,7 @@ fn agree(facts: &GroupFacts, wanted: &Result<HtRouting>, epoch: u64, announced: 
     let map = HtMap::new(facts, epoch, &all, routing.form);
     write_counts(*counter, &map.counts)?;
     tell(&map, routing.form, counters)?;
-    if let Some(block) = home.given {
+    if let Some(block) = home.caller_block {
         map.store(facts, routing, block)?;
     }
     Ok(map)

@@ -12,7 +12,7 @@ use crate::backend::host::ht::route::HtMap;
 use crate::backend::{HtBackend, HtRouting, opened_again, too_few_rows};
 use crate::error::refusal::{Operation, Role};
 use crate::error::{Error, Result};
-use crate::model::handle_state::GivenBlock;
+use crate::model::handle_state::CallerBlock;
 use crate::model::ops::{HtCombine, HtDispatch, Routing, Stream, Zones};
 use crate::model::scales::WireRow;
 use crate::model::tensor::DevPtr;
@@ -26,7 +26,7 @@ pub struct HostHt {
     routing: Routing,
     /// In a caller's memory what this handle has stored there, if anything; each operation reads the block again.
     map: Option<Arc<HtMap>>,
-    given: Option<GivenBlock>,
+    caller_block: Option<CallerBlock>,
 }
 
 impl HostHt {
@@ -35,18 +35,18 @@ impl HostHt {
         let own = wanted.clone();
         let map = agreement::exchange(&shared, wanted, stream)?;
         let HtRouting { routing, home, .. } = own?;
-        Ok(Self { shared, routing, map: Some(Arc::new(map)), given: home.given })
+        Ok(Self { shared, routing, map: Some(Arc::new(map)), caller_block: home.caller_block })
     }
 
     /// A handle over the content of `block`.
-    pub fn reopen(shared: Arc<GroupState>, routing: Routing, block: GivenBlock) -> Self {
-        Self { shared, routing, map: None, given: Some(block) }
+    pub fn reopen(shared: Arc<GroupState>, routing: Routing, block: CallerBlock) -> Self {
+        Self { shared, routing, map: None, caller_block: Some(block) }
     }
 
     /// The handle, as the operation that is running sees it.
     fn routed(&self) -> Result<Routed> {
         let (facts, routing) = (&self.shared.facts, self.routing);
-        let map = match (self.given, &self.map) {
+        let map = match (self.caller_block, &self.map) {
             (Some(block), _) => Arc::new(HtMap::load(facts, &routing, block)?),
             (None, Some(map)) => Arc::clone(map),
             (None, None) => return Err(Error::internal("a handle without a map")),
@@ -151,7 +151,7 @@ impl HtBackend for HostHt {
     }
 
     fn num_recv_tokens_in_block(&self, stream: Stream) -> Result<Option<usize>> {
-        if self.given.is_none() {
+        if self.caller_block.is_none() {
             return self.num_recv_tokens(Duration::MAX);
         }
         let (tell, hear) = mpsc::channel();

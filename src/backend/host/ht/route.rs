@@ -5,7 +5,7 @@ use crate::backend::host::block::Block;
 use crate::backend::host::numeric;
 use crate::error::{Code, Error, Result};
 use crate::model::group::GroupFacts;
-use crate::model::handle_state::{GivenBlock, HtSections, NUMBER_WORD, ROWS_WORD, StateShape, header};
+use crate::model::handle_state::{CallerBlock, HtSections, NUMBER_WORD, ROWS_WORD, StateShape, header};
 use crate::model::ops::{HandleForm, Routing, Zones};
 use crate::model::room::Room;
 use std::ops::Range;
@@ -138,7 +138,7 @@ impl HtMap {
     }
 
     /// Stores the map in the block of a handle with this routing.
-    pub fn store(&self, facts: &GroupFacts, routing: &Routing, block: GivenBlock) -> Result<()> {
+    pub fn store(&self, facts: &GroupFacts, routing: &Routing, block: CallerBlock) -> Result<()> {
         let sections = sections(facts, routing)?;
         // SAFETY: `rule` has compared the block with the sections; the caller leaves it to the handle's operations.
         let mut block = unsafe { Block::new(block, sections.bytes) };
@@ -158,7 +158,7 @@ impl HtMap {
     }
 
     /// The map in a block, if it belongs to a handle with this routing.
-    pub fn load(facts: &GroupFacts, routing: &Routing, block: GivenBlock) -> Result<Self> {
+    pub fn load(facts: &GroupFacts, routing: &Routing, block: CallerBlock) -> Result<Self> {
         let sections = sections(facts, routing)?;
         // SAFETY: as above.
         let block = unsafe { Block::new(block, sections.bytes) };
@@ -340,7 +340,7 @@ mod tests {
         let form = routing(1).form;
         let map = HtMap::new(&facts, 5 << 32 | 6, &[ids(&[3, 2, -1, 0]), ids(&[2, 9])], form);
         assert_eq!(map.ids, [2_i64, 9].map(i64::to_ne_bytes).concat());
-        let at = |block: &mut Vec<u64>| GivenBlock(DevPtr(block.as_mut_ptr() as usize));
+        let at = |block: &mut Vec<u64>| CallerBlock(DevPtr(block.as_mut_ptr() as usize));
         let mut first = vec![!0; block_bytes(&facts, 2, form).unwrap() / 8];
         let found = HtMap::load(&facts, &routing(1), at(&mut first)).unwrap_err();
         assert!(found.text().contains("holds no routing"), "{}", found.text());

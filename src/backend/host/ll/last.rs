@@ -6,7 +6,7 @@ use crate::backend::host::block::Block;
 use crate::backend::host::numeric;
 use crate::error::{Error, Result};
 use crate::model::group::GroupFacts;
-use crate::model::handle_state::{GivenBlock, LlSections, StateShape, header, with_layout};
+use crate::model::handle_state::{CallerBlock, LlSections, StateShape, header, with_layout};
 use crate::model::layout::Layout;
 use crate::model::ops::Routing;
 
@@ -32,7 +32,7 @@ pub struct Placed {
 
 impl LastDispatch {
     /// Stores it in the block of a handle with this routing, with rows in this layout.
-    pub fn store(&self, facts: &GroupFacts, routing: &Routing, (block, layout): (GivenBlock, Layout)) -> Result<()> {
+    pub fn store(&self, facts: &GroupFacts, routing: &Routing, (block, layout): (CallerBlock, Layout)) -> Result<()> {
         let (sections, per_rank) = sections(facts, routing)?;
         // SAFETY: `rule` has compared the block with the sections; the caller leaves it to the handle's operations.
         let mut block = unsafe { Block::new(block, sections.bytes) };
@@ -53,7 +53,7 @@ impl LastDispatch {
     }
 
     /// Loads it from a block, if that belongs to a handle with this routing.
-    pub fn load(facts: &GroupFacts, routing: &Routing, (block, layout): (GivenBlock, Layout)) -> Result<Self> {
+    pub fn load(facts: &GroupFacts, routing: &Routing, (block, layout): (CallerBlock, Layout)) -> Result<Self> {
         let (sections, per_rank) = sections(facts, routing)?;
         // SAFETY: as above.
         let block = unsafe { Block::new(block, sections.bytes) };

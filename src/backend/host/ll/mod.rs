@@ -13,7 +13,7 @@ use crate::backend::host::order::Received;
 use crate::error::refusal::Operation;
 use crate::error::{Error, Result};
 use crate::model::group::GroupFacts;
-use crate::model::handle_state::{GivenBlock, HandleHome};
+use crate::model::handle_state::{CallerBlock, HandleHome};
 use crate::model::layout::Layout;
 use crate::model::ops::{LlDispatch, LlOp, Routing, STAGED_SLOTS, StagedSlot, Stream, ViewBank};
 use crate::model::tensor::DevPtr;
@@ -27,7 +27,7 @@ pub struct HostLl {
     routing: Routing,
     last: Arc<Mutex<Arc<LastDispatch>>>,
     /// The block in a caller's memory that holds the last dispatch instead, if there is one.
-    given: Option<GivenBlock>,
+    caller_block: Option<CallerBlock>,
     received: Arc<Received>,
     /// Epoch of the last operation that was sent in each slot.
     staged: Arc<[AtomicU64; STAGED_SLOTS]>,
@@ -36,23 +36,23 @@ pub struct HostLl {
 impl HostLl {
     /// A handle with the ids `routing`, which every operation reads again.
     pub fn new(shared: Arc<GroupState>, routing: Routing, home: HandleHome) -> Self {
-        let given = home.given;
+        let caller_block = home.caller_block;
         Self {
-            received: match given {
+            received: match caller_block {
                 Some(_) => Arc::clone(&shared.received_in_given),
                 None => Arc::default(),
             },
             shared,
             routing,
             last: Arc::default(),
-            given,
+            caller_block,
             staged: Arc::default(),
         }
     }
 
     /// Keeps what a dispatch has stored for combines.
     fn keep(&self, last: LastDispatch, layout: Layout) -> Result<()> {
-        match self.given {
+        match self.caller_block {
             Some(block) => last.store(self.facts(), &self.routing, (block, layout))?,
             None => *self.last.lock() = Arc::new(last),
         }
@@ -61,9 +61,9 @@ impl HostLl {
 
     /// What the last dispatch has stored.
     fn last(&self, layout: Layout) -> Result<Arc<LastDispatch>> {
-        let given = |block| LastDispatch::load(self.facts(), &self.routing, (block, layout));
-        match self.given {
-            Some(block) => given(block).map(Arc::new),
+        let load = |block| LastDispatch::load(self.facts(), &self.routing, (block, layout));
+        match self.caller_block {
+            Some(block) => load(block).map(Arc::new),
             None => Ok(Arc::clone(&self.last.lock())),
         }
     }

@@ -1,13 +1,15 @@
-//! Combine over several nodes: each stage's kernel sums what the node's ranks return for remote tokens, the sums travel
-//! home, and another kernel adds them to what the home node returns.
+//! Combine over several nodes: for each stage a kernel sums the node's rows for remote tokens, the sums go home over
+//! the network, and another kernel adds them to the rows of the home node.
 //!
-//! While the sums of one stage are on the network, the kernel of the next one runs. A bank is refilled once the
-//! messages, or the kernel, that empty it are done.
+//! While the sums of one stage are on the network, the kernel of the next stage runs. A bank is refilled once the
+//! messages, or the kernel, that read it are done.
 
 use crate::backend::cuda::ht::kept;
 use crate::backend::cuda::ht::nodes::handle::NodesHt;
 use crate::backend::cuda::ht::nodes::messages::{Bank, TokenBytes};
-use crate::backend::cuda::ht::nodes::stage::{AHEAD, Enqueueing, Handle, Headers, NO_MESSAGES, Tokens, behind};
+use crate::backend::cuda::ht::nodes::stage::{
+    Enqueueing, Handle, Headers, NO_MESSAGES, STAGES_IN_FLIGHT, Tokens, offset_or_null,
+};
 use crate::backend::cuda::ht::plan::HtLaunch;
 use crate::backend::cuda::ht::shared::{Outputs, combine_params};
 use crate::backend::cuda::kernels::{self, LaunchShape, to_u32};
@@ -20,7 +22,7 @@ use crate::model::ops::{HtCombine, Stream};
 use std::ops::Range;
 use std::ptr::null;
 
-/// For remote tokens, whose sums travel on.
+/// No partial sums: for remote tokens, whose sums go home first.
 const NO_PARTIALS: HtPartials = HtPartials {
     messages: NO_MESSAGES,
     departing_index: null(),
@@ -32,7 +34,7 @@ const NO_PARTIALS: HtPartials = HtPartials {
     own_place: OWN_NODE_FIRST,
 };
 
-/// A combine and how its kernels are launched.
+/// A combine, and the launches of its kernels.
 struct Combine<'a> {
     handle: Handle<'a>,
     op: &'a HtCombine,
@@ -63,14 +65,14 @@ pub fn run(handle: &NodesHt, op: &HtCombine, stream: Stream) -> Result<()> {
 impl Combine<'_> {
     fn enqueue(&self, at: &mut Enqueueing<'_>) -> Result<()> {
         let chunks = &self.handle.stages.chunks;
-        for (stage, chunks) in chunks.iter().enumerate().take(AHEAD) {
+        for (stage, chunks) in chunks.iter().enumerate().take(STAGES_IN_FLIGHT) {
             self.sum_remote(at, stage, chunks)?;
         }
         for (stage, chunks_of_stage) in chunks.iter().enumerate() {
             at.wait_for(stage)?;
             self.launch_own(at, stage, chunks_of_stage)?;
-            if let Some(later) = chunks.get(stage + AHEAD) {
-                self.sum_remote(at, stage + AHEAD, later)?;
+            if let Some(later) = chunks.get(stage + STAGES_IN_FLIGHT) {
+                self.sum_remote(at, stage + STAGES_IN_FLIGHT, later)?;
             }
         }
         Ok(())
@@ -81,17 +83,17 @@ impl Combine<'_> {
         TokenBytes::new(self.op.row, self.columns * size_of::<f32>())
     }
 
-    /// The bank of this node's sums for the remote ranks.
+    /// The bank of this node's sums, which go to the remote sources.
     fn departing(&self, stage: usize) -> Bank {
         self.handle.banks.of_remote(stage, self.bytes())
     }
 
-    /// The bank of other nodes' sums, from the rail peers.
+    /// The bank of other nodes' sums, which come from the rail peers.
     fn arriving(&self, stage: usize) -> Bank {
         self.handle.banks.own(stage, self.bytes())
     }
 
-    /// Sums a stage of remote tokens, and sends the sums home.
+    /// Enqueues summing a stage of remote tokens, and sending the sums home.
     fn sum_remote(&self, at: &mut Enqueueing<'_>, stage: usize, chunks: &Range<usize>) -> Result<()> {
         let counts = &self.handle.counts;
         let tokens = self.handle.remote_tokens(chunks);
@@ -103,7 +105,7 @@ impl Combine<'_> {
         self.launch_headers(at, stage, bank)?;
         let view = &at.rails.network.view;
         let home = view.remote().iter().enumerate().map(|(index, &peer)| {
-            let tokens = counts.coming_in(SourceIx::new(1 + index), chunks);
+            let tokens = counts.arriving_in(SourceIx::new(1 + index), chunks);
             bank.parcel(index, tokens, true).with_rows(peer)
         });
         let bank = self.arriving(stage);
@@ -114,8 +116,8 @@ impl Combine<'_> {
         at.exchange(stage, home, come)
     }
 
-    /// Writes the headers, on the side stream; they say whether the sums are valid. The first stage begins the epoch,
-    /// even on a rank that sends none.
+    /// Enqueues writing the headers, which say whether the sums are valid, on the side stream. The first stage also
+    /// begins the epoch, even on a rank that sends no sums.
     fn launch_headers(&self, at: &Enqueueing<'_>, stage: usize, bank: Bank) -> Result<()> {
         let (handle, count) = (&self.handle, self.handle.plan().forwarded - 1);
         if count == 0 && stage > 0 {
@@ -127,7 +129,7 @@ impl Combine<'_> {
         self.handle.group.context.module.launch_on(kernels::ht_header(), shape, &params, at.side)
     }
 
-    /// Sums a stage of this rank's own tokens.
+    /// Enqueues summing a stage of this rank's own tokens.
     fn launch_own(&self, at: &Enqueueing<'_>, stage: usize, chunks: &Range<usize>) -> Result<()> {
         let (handle, op) = (&self.handle, self.op);
         let tokens = handle.own_tokens(chunks);
@@ -141,13 +143,13 @@ impl Combine<'_> {
             tokens: device.tokens,
             chunk_ends: to_u32(plan.chunks + 1)?,
             others: to_u32(plan.others)?,
-            own_place: handle.rails.network.own_place(),
+            own_place: handle.rails.network.own_node_order(),
         };
         let (row, gradients) = (bank.bytes.row, self.columns * size_of::<f32>());
         let all = Outputs::of(op);
         let out = Outputs {
-            rows: behind(all.rows, tokens.first * row),
-            gradients: behind(all.gradients, tokens.first * gradients),
+            rows: offset_or_null(all.rows, tokens.first * row),
+            gradients: offset_or_null(all.gradients, tokens.first * gradients),
         };
         let headers = Headers { of: bank, from_rail_peers: true, expected: handle.header(&self.launch, stage)? };
         let rows = handle.stage(chunks, None, Some(headers))?;

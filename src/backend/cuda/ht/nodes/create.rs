@@ -1,15 +1,15 @@
 //! Creation of an HT handle over several nodes.
 //!
-//! Ranks first announce their number of tokens along the rails, or that they refuse; then they send their ids. A kernel
-//! finds out, together with the node's ranks, where everything goes. The host waits for these steps, as it must know
-//! how many rows each message has; operations then need not wait.
+//! Ranks first announce along the rails their number of tokens, or that they refuse; then they send their ids. A kernel
+//! determines where rows go, together with the other ranks of the node. The host waits for the result, as it must know
+//! the number of rows of each message; operations then need not wait.
 
 use crate::backend::cuda::agreement::{disagreement, verdict_refusing, verdict_with};
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::ht::grid::granted_blocks;
 use crate::backend::cuda::ht::kept::{self, Told};
+use crate::backend::cuda::ht::nodes::caller_block::{self, CallerHt};
 use crate::backend::cuda::ht::nodes::cut::Cut;
-use crate::backend::cuda::ht::nodes::given::{self, GivenHt};
 use crate::backend::cuda::ht::nodes::handle::{Counts, NodesHt};
 use crate::backend::cuda::ht::nodes::part::{self, Part};
 use crate::backend::cuda::ht::nodes::plan::HandleParts;
@@ -28,7 +28,7 @@ use crate::backend::net::two_sided::Message;
 use crate::backend::{HtBackend, HtRouting};
 use crate::error::refusal::{InSequence, Subject};
 use crate::error::{Error, Result};
-use crate::model::handle_state::GivenBlock;
+use crate::model::handle_state::CallerBlock;
 use crate::model::ids::SourceIx;
 use crate::model::ops::{RoutingCounters, Stream};
 use crate::model::tensor::DevPtr;
@@ -48,7 +48,7 @@ impl Announced {
     }
 }
 
-/// This rank's part of a new handle. Collective.
+/// Creates a handle. Collective.
 pub fn open_handle(
     group: &Arc<HtShared>,
     rails: &Arc<Rails>,
@@ -61,7 +61,7 @@ pub fn open_handle(
     }
     let creation = Creation { group, rails, epoch: group.next_handle(), at };
     let wanted = wanted.and_then(|wanted| part::reserve(group, rails, wanted));
-    let given = wanted.as_ref().ok().and_then(|it| it.home.given);
+    let caller_block = wanted.as_ref().ok().and_then(|it| it.home.caller_block);
     let own = match &wanted {
         Ok(HtRouting { routing, .. }) => {
             Announced { tokens: routing.tokens, verdict: verdict_with(to_u32(routing.top_k)?) }
@@ -69,8 +69,8 @@ pub fn open_handle(
         Err(error) => Announced { tokens: 0, verdict: verdict_refusing(error) },
     };
     creation.announce(own)?;
-    // From here on the others depend on this rank.
-    let made = creation.open(own, wanted).and_then(|made| creation.keep(made, given));
+    // From here on, other ranks depend on this one.
+    let made = creation.open(own, wanted).and_then(|made| creation.keep(made, caller_block));
     made.unwrap_or_else(|error| {
         rails.network.fail(&error);
         Err(error)
@@ -94,11 +94,10 @@ impl Creation<'_> {
         }
     }
 
-    /// The handle, or the refusal on which all ranks agree. Any other error is this rank's alone, and the others do not
-    /// know of it.
+    /// The handle, or (inner error) the refusal that all ranks know of. The outer error is this rank's alone.
     fn open(&self, own: Announced, wanted: Result<HtRouting>) -> Result<Result<NodesHt>> {
         let rails = self.rails;
-        let announced = self.wait_for_all(own)?;
+        let announced = self.wait_for_announcements(own)?;
         let (part, refused) = match wanted {
             Ok(wanted) => (Part::of(self.group, rails, wanted, &announced)?, None),
             Err(error) => (Part::refusing(rails, &error), Some(error)),
@@ -107,7 +106,7 @@ impl Creation<'_> {
         self.routed(part, refused, &announced, most_rows)
     }
 
-    /// The handle of `part`. If there is room for only `most_rows`, the rest is dropped; `None`: all rows have room.
+    /// The handle of `part` after routing. Rows beyond `most_rows`, if that is not `None`, are dropped.
     fn routed(
         &self,
         mut part: Part,
@@ -123,7 +122,7 @@ impl Creation<'_> {
             return Ok(Err(error));
         }
         if let Some(most) = most_rows {
-            // The total counts all rows, dropped ones included; the ids to be cut are those of the copy.
+            // The total counts dropped rows, too, so it is reported first; dropping edits the handle's copy of the ids.
             let total = part.counters.total.take();
             self.tell(&part, &RoutingCounters { total, ..RoutingCounters::default() })?;
             part.ids = None;
@@ -133,7 +132,7 @@ impl Creation<'_> {
                 return again.routed(part, None, announced, None);
             }
         }
-        let slots = self.conclude(&part, &counts)?;
+        let slots = self.finish_routing(&part, &counts)?;
         let stages = rails.plan.stages(counts.most_tokens());
         Ok(Ok(NodesHt {
             size: part.size,
@@ -152,31 +151,31 @@ impl Creation<'_> {
         }))
     }
 
-    /// Stores the handle in a caller's memory if that is given; a refused handle leaves no routing there.
-    fn keep(&self, made: Result<NodesHt>, given: Option<GivenBlock>) -> Result<Result<Box<dyn HtBackend>>> {
-        let Some(block) = given else {
+    /// Stores the handle in the caller's block, if there is one; after a refusal the block gets no routing.
+    fn keep(&self, made: Result<NodesHt>, caller_block: Option<CallerBlock>) -> Result<Result<Box<dyn HtBackend>>> {
+        let Some(block) = caller_block else {
             return Ok(made.map(|handle| Box::new(handle) as _));
         };
         let handle = match made {
             Ok(handle) => handle,
-            Err(error) => return given::forget(block, self.at).map(|()| Err(error)),
+            Err(error) => return caller_block::forget(block, self.at).map(|()| Err(error)),
         };
-        given::store(&handle, block, self.at)?;
+        caller_block::store(&handle, block, self.at)?;
         let received = handle.num_recv_tokens(Duration::MAX)?;
         let (group, rails) = (Arc::clone(self.group), Arc::clone(self.rails));
-        Ok(Ok(Box::new(GivenHt { group, rails, routing: handle.routing, block, received })))
+        Ok(Ok(Box::new(CallerHt { group, rails, routing: handle.routing, block, received })))
     }
 
-    /// Announces this rank's part.
+    /// Announces this rank's number of tokens and verdict.
     fn announce(&self, own: Announced) -> Result<()> {
         let turn = self.group.order.begin(self.at)?;
         turn.end_after(self.rails.handshake.send(&self.new_handle(), own, self.at))
     }
 
-    /// Waits for the announcements of the ranks that this one forwards for; its own is the first.
-    fn wait_for_all(&self, own: Announced) -> Result<Vec<Announced>> {
+    /// Waits for the announcements of the ranks that this one forwards for; its own comes first.
+    fn wait_for_announcements(&self, own: Announced) -> Result<Vec<Announced>> {
         let most = self.group.plan.max_tokens;
-        // Verdicts are compared on the device, among all ranks.
+        // Verdicts are not checked here: the routing kernel compares those of all ranks.
         let others = self.rails.handshake.wait(&self.new_handle(), most)?;
         Ok(std::iter::once(own).chain(others).collect())
     }
@@ -212,7 +211,7 @@ impl Creation<'_> {
         }
         let own = announced.first().map_or(0, |own| own.id_bytes());
         let send = |&peer| Message { peer, data: part.routing.ids, bytes: own };
-        // The device reads all of that after this.
+        // The device reads what was written above only after this fence.
         fence(Ordering::Release);
         let turn = self.group.order.begin(self.at)?;
         let sends = view.rail_peers.iter().map(send);
@@ -268,8 +267,8 @@ impl Creation<'_> {
         self.group.context.module.launch(kernels::ht_place(), shape, &params, self.at)
     }
 
-    /// Reports to the caller and finds the slots if rows lie by expert; returns the number of slots of all zones.
-    fn conclude(&self, part: &Part, counted: &Counts) -> Result<Option<usize>> {
+    /// Reports to the caller. If rows are ordered by expert, assigns their slots, and returns the number of all slots.
+    fn finish_routing(&self, part: &Part, counted: &Counts) -> Result<Option<usize>> {
         let plan = &self.rails.plan;
         let HandleParts { memory, slots, zones, .. } = plan.memory(part.base.0, part.size)?;
         let zones = (self.group).zones(part.routing.form.zones, (slots, zones), part.routing.top_k)?;
@@ -284,7 +283,7 @@ impl Creation<'_> {
         Ok(Some(self.group.wait_for_routing(read)?.value as usize))
     }
 
-    /// Reports numbers of rows to the caller.
+    /// Enqueues reporting the numbers of rows to the caller.
     fn tell(&self, part: &Part, counters: &RoutingCounters) -> Result<()> {
         let memory = part.device(&self.rails.plan)?;
         let turn = self.group.order.begin(self.at)?;
@@ -292,7 +291,7 @@ impl Creation<'_> {
         turn.end_after(kept::tell(self.group, &told, self.at))
     }
 
-    /// Enqueues the kernels that find the rows' slots: one for each rank that this one forwards for, itself last.
+    /// Enqueues the kernels that assign slots: one for each rank that this one forwards for, itself last.
     fn find_slots(&self, memory: &HtNodesMemory, zones: &HtZones, counted: &Counts, told: HtTold) -> Result<()> {
         let plan = &self.rails.plan;
         let mut entries = memory.raw_entries;
@@ -301,7 +300,7 @@ impl Creation<'_> {
         sources.rotate_left(1);
         for ((source, rank), all_tokens) in sources {
             let is_own = source.index() == 0;
-            let tokens = if is_own { memory.tokens as usize } else { counted.coming(source, plan.chunks) };
+            let tokens = if is_own { memory.tokens as usize } else { counted.arriving(source, plan.chunks) };
             let handle = HtHandleMemory {
                 entries: if is_own { memory.own_entries } else { entries },
                 begins: memory.source_begins,
@@ -323,7 +322,7 @@ impl Creation<'_> {
         Ok(())
     }
 
-    /// Waits for the number of rows, or why there is none, and for how many `tokens` of the forwarded ranks travel.
+    /// Waits for the number of rows, or the reason for a refusal, and for the numbers of the `tokens` that travel.
     fn wait_for_counts(&self, memory: &NodesMemory, tokens: Vec<usize>) -> Result<(u32, Counts)> {
         let plan = &self.rails.plan;
         let read = |index| (memory.announced).complete(index, |it| it.epoch == self.epoch);

@@ -1,5 +1,5 @@
-//! Drops the rows that ranks have no room for. After routing, ranks tell each other how many rows of each source they
-//! keep, and each removes the dropped ones from its own ids; if any rank drops rows, all route again.
+//! Drops rows for which a rank has no room. After routing, ranks exchange how many rows of each source they keep, and
+//! each source removes the dropped ones from its ids. If any rank drops rows, all route again.
 
 use crate::backend::cuda::driver;
 use crate::backend::cuda::driver::stream::StreamScope;
@@ -17,7 +17,7 @@ use crate::model::tensor::DevPtr;
 const WORD: usize = size_of::<u32>();
 const ID: usize = size_of::<i64>();
 
-/// A routed handle; `epoch` is the group's number of the route.
+/// A handle after its first routing, which was the group's routing number `epoch`.
 pub struct Cut<'a> {
     pub group: &'a HtShared,
     pub rails: &'a Rails,
@@ -27,11 +27,11 @@ pub struct Cut<'a> {
 }
 
 impl Cut<'_> {
-    /// Removes rows beyond the first `most` of each rank from the ids that the handle keeps. Returns whether any rank
-    /// drops rows, which is the same on all ranks.
+    /// Removes rows beyond the first `most` of each rank from the handle's copy of the ids. Returns whether any rank
+    /// drops rows; all ranks get the same answer.
     pub fn cut(&self, most: usize, label: Label) -> Result<bool> {
         let turn = self.group.order.begin(self.at)?;
-        turn.end_after(self.ask(most, label))?;
+        turn.end_after(self.exchange_kept_rows(most, label))?;
         let first = self.rails.plan.announced() + 1;
         let told = (0..self.rails.plan.ranks).map(|rank| {
             let page = &self.part.memory.announced;
@@ -49,8 +49,8 @@ impl Cut<'_> {
         Ok(drops)
     }
 
-    /// Enqueues the messages and the kernel with which ranks tell each other.
-    fn ask(&self, most: usize, label: Label) -> Result<()> {
+    /// Enqueues the messages and the kernel by which ranks exchange how many rows they keep.
+    fn exchange_kept_rows(&self, most: usize, label: Label) -> Result<()> {
         let (group, rails, view) = (self.group, self.rails, &self.rails.network.view);
         let memory = self.part.device(&rails.plan)?;
         let bytes = rails.plan.ranks * (rails.plan.chunks + 1) * WORD;

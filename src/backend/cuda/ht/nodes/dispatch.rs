@@ -1,13 +1,13 @@
-//! Dispatch over several nodes: rows travel in stages, and each stage's kernel forwards them within the node.
+//! Dispatch over several nodes: rows cross the network in stages, and a kernel per stage forwards them within the node.
 //!
-//! The first two stages are on the network while the kernel for the own node runs. A bank is refilled once the kernel
-//! that empties it has run.
+//! The first two stages are on the network while the kernel for this node's own rows runs. A bank is refilled once the
+//! kernel that reads it has run.
 
 use crate::backend::cuda::ht::grid::HtKind;
 use crate::backend::cuda::ht::kept::{self, Told};
 use crate::backend::cuda::ht::nodes::handle::NodesHt;
 use crate::backend::cuda::ht::nodes::messages::{Bank, TokenBytes};
-use crate::backend::cuda::ht::nodes::stage::{AHEAD, Enqueueing, Handle, Headers, Tokens};
+use crate::backend::cuda::ht::nodes::stage::{Enqueueing, Handle, Headers, STAGES_IN_FLIGHT, Tokens};
 use crate::backend::cuda::ht::plan::HtLaunch;
 use crate::backend::cuda::ht::rows::MovedRow;
 use crate::backend::cuda::ht::shared::{Inputs, dispatch_params, scaled_rows_of_caller, scaled_rows_of_message};
@@ -31,11 +31,11 @@ const PACK_BLOCKS: u32 = 16;
 const ID_BYTES: usize = size_of::<i64>();
 const WEIGHT_BYTES: usize = size_of::<f32>();
 
-/// A dispatch and how its kernels are launched.
+/// A dispatch, and the launches of its kernels.
 struct Dispatch<'a> {
     handle: Handle<'a>,
     op: &'a HtDispatch,
-    /// The launches for own tokens, and for those that arrived in wire form.
+    /// The launch for own tokens, and the one for tokens that arrived from other nodes, in wire form.
     launch: HtLaunch,
     remote_launch: HtLaunch,
     own: Inputs,
@@ -64,8 +64,8 @@ pub fn run(handle: &NodesHt, op: &HtDispatch, stream: Stream) -> Result<()> {
     enqueueing.end(group, order, enqueued)
 }
 
-/// Whether the messages of a stage have headers that count: one per operation is enough, as a rank sends its rows even
-/// if it has failed.
+/// Whether the messages of a stage have headers. One per operation is enough, as a rank sends its rows even if it has
+/// failed.
 fn has_header(stage: usize) -> bool {
     stage == 0
 }
@@ -74,16 +74,16 @@ impl Dispatch<'_> {
     fn enqueue(&self, at: &mut Enqueueing<'_>) -> Result<()> {
         let chunks = &self.handle.stages.chunks;
         at.fork()?;
-        for (stage, chunks) in chunks.iter().enumerate().take(AHEAD) {
+        for (stage, chunks) in chunks.iter().enumerate().take(STAGES_IN_FLIGHT) {
             self.send(at, stage, chunks)?;
         }
         self.launch_own(at)?;
         for (stage, chunks_of_stage) in chunks.iter().enumerate() {
             at.wait_for(stage)?;
             self.launch_remote(at, stage, chunks_of_stage)?;
-            if let Some(later) = chunks.get(stage + AHEAD) {
+            if let Some(later) = chunks.get(stage + STAGES_IN_FLIGHT) {
                 at.fork()?;
-                self.send(at, stage + AHEAD, later)?;
+                self.send(at, stage + STAGES_IN_FLIGHT, later)?;
             }
         }
         Ok(())
@@ -98,17 +98,17 @@ impl Dispatch<'_> {
         TokenBytes::new(self.op.wire(), columns * (ID_BYTES + WEIGHT_BYTES))
     }
 
-    /// The messages from the remote ranks.
+    /// The bank of messages from the remote sources.
     fn arriving(&self, stage: usize) -> Bank {
         self.handle.banks.of_remote(stage, self.bytes())
     }
 
-    /// The messages to the rail peers.
+    /// The bank of messages to the rail peers.
     fn departing(&self, stage: usize) -> Bank {
         self.handle.banks.own(stage, self.bytes())
     }
 
-    /// Puts a stage on the network.
+    /// Enqueues packing and exchanging a stage's messages.
     fn send(&self, at: &mut Enqueueing<'_>, stage: usize, chunks: &Range<usize>) -> Result<()> {
         if self.needs_packing(stage, chunks) {
             self.launch_pack(at, stage, chunks)?;
@@ -117,24 +117,24 @@ impl Dispatch<'_> {
         let to = self.departing(stage);
         let sends = view.rail_peers.iter().enumerate().flat_map(|(other, &peer)| {
             let tokens = counts.departing_in(other, chunks);
-            let apart = self.are_apart(counts.all_depart(other), tokens);
+            let apart = self.rows_go_separately(counts.all_depart(other), tokens);
             let rows = self.op.tokens.0 + counts.departing(other, chunks.start) * to.bytes.row;
             to.parcel(other, tokens, has_header(stage)).parts(peer, apart.then_some(rows))
         });
         let from = self.arriving(stage);
         let receives = view.remote().iter().enumerate().flat_map(|(index, &peer)| {
             let source = SourceIx::new(1 + index);
-            let tokens = counts.coming_in(source, chunks);
-            let apart = self.are_apart(counts.all_come(source), tokens);
+            let tokens = counts.arriving_in(source, chunks);
+            let apart = self.rows_go_separately(counts.all_arrive(source), tokens);
             let parcel = from.parcel(index, tokens, has_header(stage));
             parcel.parts(peer, apart.then_some(parcel.first_row))
         });
         at.exchange(stage, sends, receives)
     }
 
-    /// Whether rows travel as a second message, in place from the caller's tensor: sender and receiver decide alike.
-    /// Rows with scales never do, because the packed form exists only in the message.
-    fn are_apart(&self, all_travel: bool, tokens: usize) -> bool {
+    /// Whether rows go as a second message, directly from the caller's tensor; sender and receiver get the same answer.
+    /// Rows with scales never do, as their packed form exists only in the message.
+    fn rows_go_separately(&self, all_travel: bool, tokens: usize) -> bool {
         let may_be = all_travel && self.op.scaled.is_none();
         may_be && tokens * self.bytes().row > self.handle.plan().packed_bytes
     }
@@ -143,12 +143,12 @@ impl Dispatch<'_> {
         let counts = &self.handle.counts;
         let is_packed = |other: usize| {
             let tokens = counts.departing_in(other, chunks);
-            tokens > 0 && !self.are_apart(counts.all_depart(other), tokens)
+            tokens > 0 && !self.rows_go_separately(counts.all_depart(other), tokens)
         };
         has_header(stage) || self.bytes().tail > 0 || (0..self.handle.plan().others).any(is_packed)
     }
 
-    /// Packs what travels, on the side stream.
+    /// Enqueues packing the messages, on the side stream.
     fn launch_pack(&self, at: &Enqueueing<'_>, stage: usize, chunks: &Range<usize>) -> Result<()> {
         let (handle, op) = (&self.handle, self.op);
         let plan = handle.plan();
@@ -207,7 +207,7 @@ impl Dispatch<'_> {
             expected: self.handle.header(&self.launch, stage)?,
         });
         let rows = self.handle.stage(chunks, Some(bank), headers)?;
-        // Ids and weights arrive with the rows.
+        // Only rows: ids and weights are read from the messages.
         let inputs = Inputs { rows: bank.rows, ..Inputs::default() };
         let launch = &self.remote_launch;
         let params = self.params(launch, rows, &tokens, &inputs)?;

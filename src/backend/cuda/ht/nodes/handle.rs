@@ -1,4 +1,4 @@
-//! A handle over several nodes, once it is created.
+//! A handle over several nodes after its creation.
 
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::ht::nodes::plan::{HandleParts, HandleSize, Stages};
@@ -15,19 +15,19 @@ use crate::model::tensor::DevPtr;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A handle over several nodes.
+/// An HT handle over several nodes.
 pub struct NodesHt {
     pub group: Arc<HtShared>,
     pub rails: Arc<Rails>,
-    /// The library's memory for it; `None` if it was reopened in a caller's memory.
+    /// The library's memory for the handle; `None` if it was reopened in a caller's block.
     pub memory: Option<PooledMemory<NodesMemory>>,
-    /// The start of its device memory.
+    /// The start of the handle's device memory.
     pub base: DevPtr,
     pub size: HandleSize,
     pub routing: Routing,
     pub grids: HandleGrids,
     pub epoch: u32,
-    /// Rows that this rank receives, and the number of slots if they lie by expert.
+    /// The number of rows that this rank receives, and of slots if rows are ordered by expert.
     pub rows: usize,
     pub slots: Option<usize>,
     pub counts: Counts,
@@ -35,14 +35,14 @@ pub struct NodesHt {
     pub banks: Arc<Banks>,
 }
 
-/// Tokens that travel before each chunk: own ones to each other node, and those that arrive from each forwarded rank.
+/// Numbers of tokens before each chunk: of own tokens to each other node, and of tokens from each forwarded rank.
 pub struct Counts {
     pub words: Vec<usize>,
-    /// All tokens of each forwarded rank, whether they travel here or not.
+    /// The number of all tokens of each forwarded rank, also those that do not come here.
     pub tokens: Vec<usize>,
-    /// Numbers per node or forwarded rank.
+    /// How many numbers there are per node or forwarded rank.
     pub ends: usize,
-    /// Number of other nodes.
+    /// The number of other nodes.
     pub others: usize,
 }
 
@@ -58,12 +58,12 @@ impl Counts {
     }
 
     /// Tokens of forwarded rank `source` that arrive before `chunk`.
-    pub fn coming(&self, source: SourceIx, chunk: usize) -> usize {
+    pub fn arriving(&self, source: SourceIx, chunk: usize) -> usize {
         self.departing(self.others + source.index(), chunk)
     }
 
     /// Tokens of forwarded rank `source` in `chunks` that arrive.
-    pub fn coming_in(&self, source: SourceIx, chunks: &Range<usize>) -> usize {
+    pub fn arriving_in(&self, source: SourceIx, chunks: &Range<usize>) -> usize {
         self.departing_in(self.others + source.index(), chunks)
     }
 
@@ -72,14 +72,13 @@ impl Counts {
         self.tokens.first() == Some(&self.departing(other, self.ends - 1))
     }
 
-    /// Whether all tokens of forwarded rank `source` arrive: that rank's `all_depart`.
-    pub fn all_come(&self, source: SourceIx) -> bool {
-        self.tokens.get(source.index()) == Some(&self.coming(source, self.ends - 1))
+    /// Whether all tokens of forwarded rank `source` arrive; equals that rank's `all_depart`.
+    pub fn all_arrive(&self, source: SourceIx) -> bool {
+        self.tokens.get(source.index()) == Some(&self.arriving(source, self.ends - 1))
     }
 
-    /// The first number that no handle of ranks with at most `most` tokens can have: larger than that, or smaller than
-    /// the one before.
-    pub fn unsound(&self, most: usize) -> Option<usize> {
+    /// The first invalid number, if ranks have at most `most` tokens: larger than that, or smaller than the one before.
+    pub fn first_invalid(&self, most: usize) -> Option<usize> {
         let rows = self.words.chunks_exact(self.ends);
         let falls = rows.flat_map(|ends| ends.iter().zip(ends.iter().skip(1))).find(|(end, next)| next < end);
         let exceeds = || self.tokens.iter().chain(&self.words).find(|it| **it > most);
@@ -92,12 +91,12 @@ impl Counts {
 }
 
 impl NodesHt {
-    /// Reserves the library's memory for the graph that `at` is captured into, if it is.
+    /// If `at` is captured, reserves the library's memory for the graph.
     pub fn stay_in_graph(&self, at: &StreamScope) {
         self.memory.iter().for_each(|memory| memory.use_at(at));
     }
 
-    /// The handle's memory in the kernels' form.
+    /// The kernel parameters for the handle's memory.
     pub fn device(&self) -> Result<HtNodesMemory> {
         Ok(self.parts()?.memory)
     }
@@ -106,12 +105,12 @@ impl NodesHt {
         self.rails.plan.memory(self.base.0, self.size)
     }
 
-    /// The slots of its rows, if they lie by expert.
+    /// The slots of its rows, if these are ordered by expert.
     pub fn zones(&self, parts: &HandleParts) -> Result<Option<HtZones>> {
         self.group.zones(self.routing.form.zones, (parts.slots, parts.zones), self.routing.top_k)
     }
 
-    /// The copy of its ids, if it keeps one.
+    /// The handle's copy of the ids, if it keeps one.
     pub fn kept_ids(&self) -> Result<Option<(DevPtr, IntWidth)>> {
         let ids = self.parts()?.ids;
         Ok(self.size.keeps_ids.then_some((ids, IntWidth::Bits64)))

@@ -1,5 +1,5 @@
-//! The messages of a stage: one per pair of ranks and direction, with a header, rows, and what accompanies the rows.
-//! Both sides derive the sizes from the number of tokens and the bytes of each. Pure functions.
+//! The layout of a stage's messages, of which there is one per pair of ranks and direction: a header, rows, and the
+//! rows' tails. Both sides compute the sizes from the number of tokens and the bytes of each.
 
 use crate::backend::cuda::kernels::to_u32;
 use crate::backend::cuda::params::common::MessageHeader;
@@ -13,34 +13,34 @@ use crate::model::tensor::DevPtr;
 
 pub const HEADER_BYTES: usize = size_of::<MessageHeader>();
 
-/// Bytes that travel for each token.
+/// Bytes per token in a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TokenBytes {
-    /// Its row, with scales.
+    /// The row, with scales.
     pub row: usize,
-    /// What accompanies the row: zero, or the same for all tokens.
+    /// What accompanies the row, such as ids and weights: the same for all tokens, or zero.
     pub tail: usize,
 }
 
 impl TokenBytes {
-    /// For a `row` accompanied by `tail` bytes.
+    /// For a `row` with a tail of `tail` bytes.
     pub fn new(row: impl Into<WireRow>, tail: usize) -> Self {
         Self { row: row.into().slot_bytes(), tail: tail.next_multiple_of(ROW_ALIGN) }
     }
 }
 
-/// The place of a stage's messages.
+/// The memory of a stage's messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bank {
-    /// The first row of the first message.
+    /// Address of the first message's first row.
     pub rows: usize,
-    /// From there to the first row of the next message.
+    /// Distance to the next message's first row.
     pub stride: usize,
     pub bytes: TokenBytes,
 }
 
 impl Bank {
-    /// Message number `index`, of `tokens`.
+    /// Message number `index`, with `tokens`.
     pub fn parcel(&self, index: usize, tokens: usize, has_header: bool) -> Parcel {
         Parcel { first_row: self.rows + index * self.stride, tokens, bytes: self.bytes, has_header }
     }
@@ -56,7 +56,7 @@ impl Bank {
     }
 }
 
-/// A message, or two if rows are sent from elsewhere.
+/// What one rank sends another in a stage: one message, or two if the rows are elsewhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parcel {
     pub first_row: usize,
@@ -70,29 +70,29 @@ impl Parcel {
         self.tokens * self.bytes.row
     }
 
-    /// Bytes in front of the rows. The header keeps its place even if only tails are needed.
+    /// Bytes before the rows; with tails, also those of a header that is not used.
     fn front_bytes(&self) -> usize {
         let tails = self.tokens * self.bytes.tail;
         if tails > 0 || self.has_header { tails + HEADER_BYTES } else { 0 }
     }
 
-    /// All of it as one message to or from `peer`.
+    /// Everything as one message to or from `peer`.
     pub fn with_rows(&self, peer: GroupRank) -> Message {
         Message { bytes: self.front_bytes() + self.row_bytes(), ..self.front(peer) }
     }
 
-    /// All but the rows.
+    /// Everything but the rows.
     fn front(&self, peer: GroupRank) -> Message {
         let bytes = self.front_bytes();
         Message { peer, data: DevPtr(self.first_row - bytes), bytes }
     }
 
-    /// The rows alone, which are at `rows`.
+    /// Only the rows, which are at `rows`.
     fn rows(&self, peer: GroupRank, rows: usize) -> Message {
         Message { peer, data: DevPtr(rows), bytes: self.row_bytes() }
     }
 
-    /// All of it as one message, or as two if the rows are elsewhere.
+    /// Everything as one message, or as two if the rows are elsewhere.
     pub fn parts(self, peer: GroupRank, rows: Option<usize>) -> impl Iterator<Item = Message> {
         let apart = rows.map(|rows| self.rows(peer, rows));
         let first = match apart {

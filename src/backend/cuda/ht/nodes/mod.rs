@@ -1,15 +1,15 @@
 //! High-throughput operations of a group over several nodes.
 //!
-//! Rows travel along rails: a token crosses the network once for each other node that hosts one of its experts, to the
-//! rail peer there, which forwards it to the node's ranks just as it sends its own. Combine goes the other way: the
-//! rail peer sums what the node's ranks return for a token and sends one row home, where it is added after the home
-//! node's. Operations run in stages: while one is on the network, the previous one is on NVLink.
+//! Rows travel along rails: a token crosses the network once per other node that hosts one of its experts, to the rail
+//! peer there, which forwards it to the node's ranks as it does its own tokens. In a combine, the rail peer sums the
+//! rows that the node's ranks return for a token and sends one row home, where it is added after the home node's.
+//! Operations run in stages: while one stage is on the network, the previous one is on NVLink.
 
+mod caller_block;
 mod combine;
 mod create;
 mod cut;
 mod dispatch;
-mod given;
 mod handle;
 mod messages;
 mod part;
@@ -17,8 +17,8 @@ pub mod plan;
 mod rails;
 mod stage;
 
+pub use caller_block::{CallerHt, block_bytes};
 pub use create::open_handle;
-pub use given::{GivenHt, block_bytes};
 pub use rails::Rails;
 
 use crate::backend::HtBackend;

@@ -1,9 +1,9 @@
-//! A rank's part of a handle over several nodes, and its memory.
+//! A rank's part of a handle over several nodes before routing: its ids and its memory.
 
 use crate::backend::HtRouting;
 use crate::backend::cuda::agreement::{verdict_refusing, verdict_with};
 use crate::backend::cuda::auxiliary::IdCopy;
-use crate::backend::cuda::ht::nodes::given;
+use crate::backend::cuda::ht::nodes::caller_block;
 use crate::backend::cuda::ht::nodes::plan::{HandleSize, NodesPlan};
 use crate::backend::cuda::ht::nodes::rails::{NodesMemory, Rails};
 use crate::backend::cuda::ht::shared::HtShared;
@@ -16,14 +16,14 @@ use crate::model::handle_state::HandleLife;
 use crate::model::ops::{HandleForm, IntWidth, Numbers, Routing, RoutingCounters};
 use crate::model::tensor::DevPtr;
 
-/// This rank's part of a handle.
+/// This rank's part of a handle that is being created.
 pub struct Part {
     pub memory: PooledMemory<NodesMemory>,
     /// The start of its device memory.
     pub base: DevPtr,
-    /// Its ids are those that kernels read: the caller's, or the copy that the handle keeps.
+    /// With the ids that kernels read: the caller's, or the handle's copy.
     pub routing: Routing,
-    /// The copy to make of the ids.
+    /// The copy of the ids that is still to be made.
     pub ids: Option<IdCopy>,
     pub counter: Option<DevPtr>,
     pub counters: RoutingCounters,
@@ -42,17 +42,17 @@ impl Part {
         let keeps_ids = routing.form.keeps_ids;
         let slots = rails.slots(group.plan.max_tokens, top_k, routing.form);
         let needed = HandleSize { own, remote, tokens: own, top_k, keeps_ids, slots };
-        let given = wanted.home.given;
-        let size = given.map_or(needed, |_| given::size(group, rails, &routing));
-        let bytes = rails.plan.memory(0, if given.is_none() { needed } else { HandleSize::default() })?.bytes;
-        // In a group with a bound, of the same size for all handles, so that later ones can reuse it.
+        let caller_block = wanted.home.caller_block;
+        let size = caller_block.map_or(needed, |_| caller_block::size(group, rails, &routing));
+        let bytes = rails.plan.memory(0, if caller_block.is_none() { needed } else { HandleSize::default() })?.bytes;
+        // With a bound on tokens all handles get the same size, so that later ones can reuse the memory.
         let room = match group.plan.facts.max_tokens {
-            _ if given.is_some() => HandleSize::default(),
-            Some(most) => given::size_of_any(rails, most, (top_k, routing.form)),
+            _ if caller_block.is_some() => HandleSize::default(),
+            Some(most) => caller_block::size_of_any(rails, most, (top_k, routing.form)),
             None => HandleSize { own: own.next_power_of_two(), ..needed },
         };
         let memory = memory((group, rails), &wanted.home.life, bytes, room)?;
-        let base = given.map_or(memory.data(), |block| given::memory_of(rails, block));
+        let base = caller_block.map_or(memory.data(), |block| caller_block::memory_of(rails, block));
         let mut ids = None;
         if keeps_ids {
             let from = Numbers { data: routing.ids, width: routing.width };
@@ -86,17 +86,17 @@ impl Part {
     }
 }
 
-/// Ensures that there is memory for a handle, before others depend on this rank.
+/// Ensures that there is memory for a handle before other ranks depend on this one.
 pub fn reserve(group: &HtShared, rails: &Rails, wanted: HtRouting) -> Result<HtRouting> {
     let Routing { top_k, form, .. } = wanted.routing;
-    if let (None, Some(most)) = (wanted.home.given, group.plan.facts.max_tokens) {
-        let room = given::size_of_any(rails, most, (top_k, form));
+    if let (None, Some(most)) = (wanted.home.caller_block, group.plan.facts.max_tokens) {
+        let room = caller_block::size_of_any(rails, most, (top_k, form));
         memory((group, rails), &wanted.home.life, rails.plan.memory(0, room)?.bytes, room)?;
     }
     Ok(wanted)
 }
 
-/// Memory of at least `bytes`; if new, with this `room`.
+/// Memory of at least `bytes`; new memory is allocated for `room`.
 fn memory(
     (group, rails): (&HtShared, &Rails),
     handle: &HandleLife,

@@ -1,5 +1,4 @@
-//! The plan of HT operations over several nodes: chunks and stages, and the layout of a handle's memory. Pure
-//! functions.
+//! The plan of HT operations over several nodes: chunks of tokens, stages, and the layout of a handle's memory.
 
 use crate::backend::cuda::ht::nodes::messages::HEADER_BYTES;
 use crate::backend::cuda::kernels::to_u32;
@@ -15,49 +14,49 @@ use std::ops::Range;
 
 const PACKET_BYTES: usize = 8;
 const REGION_ALIGN: usize = 256;
-/// Most bytes that accompany a row: an id and a weight for each expert.
+/// Most bytes of a row's tail: an id and a weight for each expert.
 const MOST_TAIL_BYTES: usize = HT_MAX_TOP_K as usize * (size_of::<i64>() + size_of::<f32>());
 
-/// The approximate number of an operation's stages, and the limits on what a stage sends to all other nodes together
-/// (docs/development/high-throughput.md).
-struct Division {
+/// How operations are divided into stages: about how many, and within which limits on the bytes that a stage sends to
+/// all other nodes together (docs/development/high-throughput.md).
+struct StageSizes {
     stages: usize,
     least_bytes: usize,
     most_bytes: usize,
 }
 
-/// More stages hide more of the copying within the node behind the network: all but the last stage's. Each costs
-/// another NCCL launch. If a node has one rank of the group, that copying is short.
-const ALONE: Division = Division { stages: 2, least_bytes: 16 << 20, most_bytes: 32 << 20 };
-const WITH_OTHERS: Division = Division { stages: 8, least_bytes: 4 << 20, most_bytes: 16 << 20 };
+/// More stages hide more of the transfers within the node, all but the last stage's, behind the network, but each costs
+/// an NCCL launch. With one rank per node these transfers are short.
+const ALONE: StageSizes = StageSizes { stages: 2, least_bytes: 16 << 20, most_bytes: 32 << 20 };
+const WITH_OTHERS: StageSizes = StageSizes { stages: 8, least_bytes: 4 << 20, most_bytes: 16 << 20 };
 
-/// Rows up to this size are always packed. If all tokens of a rank travel, larger amounts of rows are sent in place, as
-/// a second message behind the packed rest: over sockets a message costs NCCL 20 us and more, which copying so few
-/// bytes does not. For small stages the limit is a quarter of a stage.
+/// Up to this many bytes of rows are always packed. More are sent in place, if all tokens of a rank travel, as a second
+/// message after the packed rest: over sockets a message costs NCCL 20 us or more, longer than copying so few bytes.
+/// For small stages the limit is a quarter of a stage.
 const MOST_PACKED_BYTES: usize = 1 << 20;
 
 /// The plan of one group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NodesPlan {
-    /// Ranks of the group.
+    /// Number of ranks of the group.
     pub ranks: usize,
-    /// Ranks of this node.
+    /// Number of ranks of this node.
     pub locals: usize,
-    /// Other nodes.
+    /// Number of other nodes.
     pub others: usize,
-    /// Ranks that this one forwards for, itself included.
+    /// Number of ranks that this one forwards for, including itself.
     pub forwarded: usize,
     /// The most remote ranks that a rank of this node forwards for.
     pub width: usize,
-    /// Chunks of a rank's tokens.
+    /// Number of chunks of a rank's tokens.
     pub chunks: usize,
-    /// Experts of each rank.
+    /// Number of experts of each rank.
     pub local_experts: usize,
     /// The intended number of a rank's tokens per stage.
     stage_tokens: usize,
-    /// About how many bytes a rank sends per stage.
+    /// The intended bytes that a rank sends per stage.
     pub stage_bytes: usize,
-    /// Rows of up to this many bytes are always packed.
+    /// Up to this many bytes of rows are always packed.
     pub packed_bytes: usize,
 }
 
@@ -70,13 +69,13 @@ pub struct Stages {
     pub room: usize,
 }
 
-impl Division {
+impl StageSizes {
     /// The same on all ranks of a group.
     fn of(topology: &Topology) -> Self {
         if topology.ranks() == topology.nodes() { ALONE } else { WITH_OTHERS }
     }
 
-    /// Bytes of a stage of an operation that sends `total`, if that is known.
+    /// Bytes per stage of an operation that sends `total` bytes, or an unknown number.
     fn stage_bytes(&self, total: Option<usize>) -> usize {
         let wanted = total.map_or(self.most_bytes, |total| total.div_ceil(self.stages));
         wanted.clamp(self.least_bytes, self.most_bytes)
@@ -90,7 +89,7 @@ pub fn message_sizes(room: usize, row_bytes: usize) -> (usize, usize) {
     (first_row, stride)
 }
 
-/// The room in a handle's memory: for tokens of this rank and of the others that it forwards for, and ids per token.
+/// The sizes for which a handle's memory has room: tokens of this rank and of all forwarded ones, ids per token.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct HandleSize {
     pub own: usize,
@@ -100,16 +99,16 @@ pub struct HandleSize {
     pub top_k: usize,
     /// Whether the own ids are copied.
     pub keeps_ids: bool,
-    /// If rows lie by expert: the most slots that may be needed.
+    /// If rows are ordered by expert: the most slots that may be needed.
     pub slots: usize,
 }
 
 /// The parts of a handle's memory.
 pub struct HandleParts {
     pub memory: HtNodesMemory,
-    /// i64 `[own][top_k]`, if they are kept.
+    /// i64 `[own][top_k]`, if the handle keeps its ids.
     pub ids: DevPtr,
-    /// If rows lie by expert, `HtZones::slots` and `HtZones::begins`.
+    /// If rows are ordered by expert, `HtZones::slots` and `HtZones::begins`.
     pub slots: DevPtr,
     pub zones: DevPtr,
     pub bytes: usize,
@@ -119,9 +118,9 @@ impl NodesPlan {
     /// The plan for the rank of `facts`.
     pub fn new(facts: &GroupFacts, view: &NodeView) -> Self {
         let others = view.others();
-        // What each rank's token takes on the way to all other nodes.
+        // Bytes of a token that goes to all other nodes.
         let token_bytes = facts.row_bytes * others.max(1);
-        let division = Division::of(&view.topology);
+        let division = StageSizes::of(&view.topology);
         let total = facts.max_tokens.map(|tokens| tokens * token_bytes);
         let stage_bytes = facts.ht_chunk_bytes.unwrap_or(division.stage_bytes(total));
         let stage_tokens = (stage_bytes / token_bytes).max(1);
@@ -143,18 +142,18 @@ impl NodesPlan {
         }
     }
 
-    /// Bytes of the packets of one bank.
+    /// Bytes of a bank's packets.
     pub fn counts_bytes(&self) -> usize {
         let packets = self.local_experts + self.chunks + HT_COUNTS_OF_SOURCE as usize;
         self.ranks * packets * PACKET_BYTES
     }
 
-    /// How many counts the device reports to the host.
+    /// The number of counts that the device reports to the host.
     pub fn announced(&self) -> usize {
         (self.others + self.forwarded) * (self.chunks + 1) + 2
     }
 
-    /// The stages for a handle if a rank has at most `most_tokens`.
+    /// The stages of a handle whose ranks have at most `most_tokens`.
     pub fn stages(&self, most_tokens: usize) -> Stages {
         let chunks = self.chunks;
         let tokens = |width: usize| (most_tokens * width).div_ceil(chunks);
@@ -167,14 +166,14 @@ impl NodesPlan {
         }
     }
 
-    /// Room for the stages of any handle if a rank has at most `most_tokens`. Fewer tokens may travel in fewer, larger
-    /// stages.
+    /// The most tokens of a stage, for any handle whose ranks have at most `most_tokens`: fewer tokens may go in fewer,
+    /// larger stages.
     pub fn room(&self, most_tokens: usize) -> usize {
         let of_chunk = most_tokens.div_ceil(self.chunks);
         most_tokens.min(self.stage_tokens.max(of_chunk)).max(1)
     }
 
-    /// Most bytes of a message with rows of up to `row_bytes`; without a bound on tokens no limit.
+    /// Most bytes of a message with rows of up to `row_bytes`; without a bound on tokens, unlimited.
     pub fn most_message_bytes(&self, row_bytes: usize, max_tokens: Option<usize>) -> usize {
         max_tokens.map_or(usize::MAX, |tokens| {
             let ids = tokens * HT_MAX_TOP_K as usize * size_of::<i64>();
@@ -182,12 +181,12 @@ impl NodesPlan {
         })
     }
 
-    /// The first of `tokens` in a chunk.
+    /// The index of the first of `tokens` in `chunk`.
     pub fn chunk_begin(&self, tokens: usize, chunk: usize) -> usize {
         tokens * chunk / self.chunks
     }
 
-    /// A handle's memory that begins at `base`.
+    /// The parts of a handle's memory that begins at `base`.
     pub fn memory(&self, base: usize, size: HandleSize) -> Result<HandleParts> {
         let HandleSize { own, remote, tokens, top_k, keeps_ids, slots } = size;
         let ends = self.chunks + 1;
@@ -281,7 +280,7 @@ mod tests {
         assert_eq!(plan("aabb", 0, Some(128), 14_336).chunks, 1);
         assert_eq!(plan("aabb", 0, None, 14_336).chunks, WITH_OTHERS.stages);
         assert_eq!(plan("ab", 0, Some(4096), 14_336).chunks, ALONE.stages);
-        // All ranks have the same number of chunks, whatever their node's size.
+        // The number of chunks is the same on all ranks, whatever their node's size.
         assert_eq!(plan("aaab", 3, Some(4096), 14_336).chunks, 8);
     }
 

@@ -1,4 +1,4 @@
-//! What handles over several nodes share, the memory of each, and the banks that rows pass through.
+//! A group's HT state over several nodes: what handles share, their memory, and the banks that messages pass through.
 
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::event::DriverEvent;
@@ -21,7 +21,7 @@ use crate::model::tensor::DevPtr;
 use parking_lot::Mutex;
 use std::sync::Arc;
 
-/// What the handles of a group over several nodes share.
+/// A group's HT state over several nodes, shared by its handles.
 pub struct Rails {
     pub plan: NodesPlan,
     pub network: Arc<Network>,
@@ -30,20 +30,20 @@ pub struct Rails {
     pub own_counts: usize,
     pub handshake: Handshake,
     pub pool: Pool<NodesMemory>,
-    /// For a rank that refuses its part in a handle.
+    /// For exchanges in which this rank refuses a handle.
     pub spare: PooledMemory<NodesMemory>,
     row_bytes: usize,
     ids: Mutex<Option<(Arc<Buffer>, usize)>>,
-    /// The last ones serve new handles. Earlier ones stay, as operations that use them may outlive their handles.
+    /// New handles get the last banks. Earlier ones stay, as operations that use them may outlive their handles.
     banks: Mutex<Vec<Arc<Banks>>>,
-    /// Locked while an operation is enqueued.
+    /// Locked while an operation is being enqueued.
     pub turn: Mutex<Turn>,
 }
 
-/// What one operation at a time uses.
+/// What only one operation at a time may use.
 pub struct Turn {
     pub join: DriverEvent,
-    /// For the last two stages on the network.
+    /// Recorded after the messages of the last two stages.
     pub landed: [DriverEvent; 2],
 }
 
@@ -88,13 +88,13 @@ impl Rails {
         })
     }
 
-    /// If rows lie by expert, the most slots that may be needed.
+    /// If rows are ordered by expert, the most slots that may be needed.
     pub fn slots(&self, most_tokens: usize, top_k: usize, form: HandleForm) -> usize {
         let slots = self.plan.ranks * most_tokens * top_k.min(self.plan.local_experts);
         if form.zones.is_some() { slots } else { 0 }
     }
 
-    /// Banks with room for so many tokens of a rank in a stage. Grows geometrically: total <= 2 * largest.
+    /// Banks for `room` tokens of a rank per stage. Grows geometrically, so that all banks are <= 2 * the largest.
     pub fn banks_for(&self, room: usize) -> Result<Arc<Banks>> {
         let mut banks = self.banks.lock();
         let present = banks.last();
@@ -107,7 +107,7 @@ impl Rails {
         Ok(larger)
     }
 
-    /// Memory for `bytes` of other ranks' ids, until the next handle is made.
+    /// Memory for `bytes` of other ranks' ids, valid until the next handle is created.
     pub fn ids_for(&self, bytes: usize) -> Result<Arc<Buffer>> {
         let mut ids = self.ids.lock();
         if let Some((present, _)) = ids.as_ref().filter(|(_, there)| *there >= bytes) {
@@ -120,19 +120,19 @@ impl Rails {
     }
 }
 
-/// One handle's memory: device memory, unused if the handle is in a caller's, and pages that host and device share.
+/// A handle's memory: pages shared by host and device, and device memory, not used if the caller provides a block.
 pub struct NodesMemory {
     buffer: Buffer,
     bytes: usize,
-    /// Counts of travelling tokens, the most that a rank has, and the rows that this one receives; with zones also the
-    /// slots; then what ranks tell each other about room.
+    /// Counts of tokens that cross the network, the most tokens of a rank, the rows that this one receives, with zones
+    /// also the slots; then how many rows ranks keep.
     pub announced: HostPage<HtCount>,
-    /// The forwarded ranks, for `ht_route_nodes` alone.
+    /// The forwarded ranks, read only by `ht_route_nodes`.
     pub forwarded: HostPage<HtForwarded>,
 }
 
 impl NodesMemory {
-    /// Allocates memory for a handle of this `size`.
+    /// Memory for a handle of this `size`.
     pub fn new(group: &GroupContext, memory: &Arc<CudaMemory>, plan: &NodesPlan, size: HandleSize) -> Result<Self> {
         let bytes = plan.memory(0, size)?.bytes;
         let announced = HostPage::new(&memory.context, plan.announced() + 1 + plan.ranks)?;
@@ -140,7 +140,7 @@ impl NodesMemory {
         Ok(Self { buffer: group.block(memory, bytes)?, bytes, announced, forwarded })
     }
 
-    /// The excess of this memory over `bytes`; `None` if it is too small.
+    /// By how much this memory exceeds `bytes`; `None` if it is too small.
     pub fn waste(&self, bytes: usize) -> Option<usize> {
         self.bytes.checked_sub(bytes)
     }
@@ -151,8 +151,8 @@ impl NodesMemory {
     }
 }
 
-/// The messages of a stage on their way between nodes: those with the remote ranks, and this rank's own. Two of each,
-/// used alternately.
+/// Memory for the messages of stages: two banks for those of remote sources and two for this rank's own, which stages
+/// use alternately.
 pub struct Banks {
     buffer: Buffer,
     /// Most tokens of a rank in a stage.
@@ -161,7 +161,7 @@ pub struct Banks {
     first_row: usize,
     /// Bytes of a message.
     stride: usize,
-    /// Messages per bank with the remote ranks, and per bank of this rank.
+    /// Messages per bank of remote sources, and per bank of this rank's own.
     remote: usize,
     others: usize,
 }
@@ -181,17 +181,17 @@ impl Banks {
         })
     }
 
-    /// The bank of stage number `stage` for messages with the remote ranks.
+    /// The bank of stage `stage` for messages to or from remote sources.
     pub fn of_remote(&self, stage: usize, bytes: TokenBytes) -> Bank {
         self.bank(stage % 2 * self.remote, bytes)
     }
 
-    /// The bank of stage number `stage` for messages with the rail peers.
+    /// The bank of stage `stage` for messages to or from rail peers.
     pub fn own(&self, stage: usize, bytes: TokenBytes) -> Bank {
         self.bank(2 * self.remote + stage % 2 * self.others, bytes)
     }
 
-    /// The bank that begins with message number `first` of all.
+    /// The bank that begins with message number `first` of the memory.
     fn bank(&self, first: usize, bytes: TokenBytes) -> Bank {
         Bank { rows: self.buffer.data().0 + first * self.stride + self.first_row, stride: self.stride, bytes }
     }

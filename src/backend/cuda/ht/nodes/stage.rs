@@ -1,4 +1,4 @@
-//! A stage of an operation: its tokens, and its share of the rows between ranks, as kernel parameters.
+//! Kernel parameters of a stage of an operation, and the streams on which its kernels and messages are enqueued.
 
 use crate::backend::Faults as _;
 use crate::backend::cuda::driver::stream::StreamScope;
@@ -22,21 +22,21 @@ use crate::model::ops::Stream;
 use std::ops::{Deref, Range};
 use std::ptr::{null, null_mut};
 
-/// The address `bytes` behind `at`; NULL stays NULL.
-pub fn behind(at: usize, bytes: usize) -> usize {
+/// The address `at + bytes`; NULL stays NULL.
+pub fn offset_or_null(at: usize, bytes: usize) -> usize {
     match at {
         0 => 0,
         at => at + bytes,
     }
 }
 
-/// Stages that are on the network at a time.
-pub const AHEAD: usize = 2;
+/// The number of stages that are on the network at a time.
+pub const STAGES_IN_FLIGHT: usize = 2;
 
-/// Messages without rows and tails: own tokens are in the caller's tensors.
+/// For own tokens, which are in the caller's tensors rather than in messages.
 pub const NO_MESSAGES: HtMessages = HtMessages { rows: null_mut(), stride: 0, row_bytes: 0, tail_bytes: 0 };
 
-/// Messages that came with a stage and whose headers must be read: from rail peers, or from remote ranks.
+/// Whose headers a stage's kernel must check: messages from rail peers, or from remote sources.
 #[derive(Clone, Copy)]
 pub struct Headers {
     pub of: Bank,
@@ -59,15 +59,15 @@ impl Headers {
     }
 }
 
-/// The tokens of a launch: this rank's own, or those that it forwards.
+/// The tokens of a launch: this rank's own, or forwarded ones.
 pub struct Tokens {
-    /// The place of the first one's entries.
+    /// The index of the first token's entries.
     pub first: usize,
     pub count: usize,
     entries: *mut HtEntry,
 }
 
-/// A handle during an operation.
+/// A handle, as used by an operation.
 pub struct Handle<'a> {
     handle: &'a NodesHt,
     pub device: HtNodesMemory,
@@ -99,10 +99,10 @@ impl<'a> Handle<'a> {
         self.tokens(self.device.own_entries, at(chunks.start)..at(chunks.end))
     }
 
-    /// The tokens of remote ranks in `chunks`.
+    /// The tokens of remote sources in `chunks`.
     pub(super) fn remote_tokens(&self, chunks: &Range<usize>) -> Tokens {
         let before = |chunk| -> usize {
-            SourceIx::all(self.plan().forwarded).skip(1).map(|source| self.counts.coming(source, chunk)).sum()
+            SourceIx::all(self.plan().forwarded).skip(1).map(|source| self.counts.arriving(source, chunk)).sum()
         };
         self.tokens(self.device.entries, before(chunks.start)..before(chunks.end))
     }
@@ -112,7 +112,7 @@ impl<'a> Handle<'a> {
         Tokens { first: range.start, count: range.len(), entries }
     }
 
-    /// The rows that `chunks` move between ranks: of the tokens whose messages are in `remote`, or of own ones.
+    /// The parameters of a stage: the tokens in `chunks` whose messages are in `remote`, or own tokens.
     pub(super) fn stage(
         &self,
         chunks: &Range<usize>,
@@ -122,7 +122,7 @@ impl<'a> Handle<'a> {
         let (memory, plan) = (&self.device, self.plan());
         let is_own = remote.is_none();
         let messages = |bank: Option<Bank>| bank.map_or(Ok(NO_MESSAGES), |it| it.messages());
-        // If there is only one message, its tokens are in order.
+        // Tokens of a single message are in order.
         let is_in_order = is_own || plan.forwarded <= 2;
         let (departures, arrivals) =
             if is_own { (memory.source_rows, memory.own_arrivals) } else { (memory.departures, memory.arrivals) };
@@ -154,7 +154,7 @@ impl<'a> Handle<'a> {
         })
     }
 
-    /// The header of the messages of stage number `stage` of an operation with this launch.
+    /// The header of messages of stage `stage` of an operation with this launch.
     pub(super) fn header(&self, launch: &HtLaunch, stage: usize) -> Result<MessageHeader> {
         Ok(MessageHeader {
             handle: self.epoch,
@@ -165,7 +165,7 @@ impl<'a> Handle<'a> {
         })
     }
 
-    /// The parameters for writing `header` to the first `count` messages of `bank`, by `op`.
+    /// The parameters by which kernel `op` writes `header` to the first `count` messages of `bank`.
     pub(super) fn headers(
         &self,
         op: KernelOp,
@@ -182,7 +182,7 @@ impl<'a> Handle<'a> {
         })
     }
 
-    /// The common parameters of both kernels for `tokens`.
+    /// The parameters for `tokens` that dispatch and combine kernels have in common.
     pub(super) fn common(&self, op: KernelOp, launch: &HtLaunch, tokens: &Tokens) -> Result<HtCommon> {
         let memory = HtHandleMemory {
             entries: tokens.entries,
@@ -216,23 +216,23 @@ impl<'a> Enqueueing<'a> {
         })
     }
 
-    /// Ends the operation, even a partly enqueued one: what was enqueued uses the banks. If the network has ended
-    /// because this rank has failed, that failure is the one to report.
+    /// Ends the operation, even if only part of it was `enqueued`, as that part uses the banks. If the network has
+    /// ended because this rank has failed, the error is that failure.
     pub fn end(&mut self, group: &HtShared, order: order::Turn<'_>, enqueued: Result<()>) -> Result<()> {
         if enqueued.is_err() {
-            // Messages that no kernel waits for belong to the operation, too.
+            // The operation also includes messages for which no kernel waits.
             let _ = self.turn.join.join(self.side, self.at.stream);
         }
         let cause = |error| group.context.faults.first().unwrap_or(error);
         order.end().and(enqueued.map_err(cause))
     }
 
-    /// Makes the side stream wait for the caller's.
+    /// Makes the side stream wait for the caller's stream.
     pub fn fork(&mut self) -> Result<()> {
         self.turn.join.join(self.at.stream, self.side)
     }
 
-    /// Enqueues the messages of stage number `stage`.
+    /// Enqueues the messages of stage `stage`.
     pub fn exchange(
         &mut self,
         stage: usize,

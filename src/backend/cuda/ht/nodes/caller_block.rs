@@ -1,8 +1,8 @@
-//! Handles whose block is in a caller's memory. The block begins with a header, as on one node, then the handle's
-//! numbers on the host, then its device memory. All of it is complete once an update has returned.
+//! Handles over several nodes whose block is in a caller's memory. The block has a header, as on one node, then the
+//! numbers that the host needs, then the handle's device memory. It is complete when an update returns.
 //!
-//! Other bytes may be there by the next operation. So each operation reads header and numbers again, which means
-//! waiting for its stream to get there, and builds a handle from them.
+//! The caller may replace the block's content before the next operation. So each operation waits for its stream, reads
+//! header and numbers again, and builds a handle from them.
 
 use crate::backend::cuda::driver;
 use crate::backend::cuda::driver::stream::StreamScope;
@@ -14,27 +14,27 @@ use crate::backend::cuda::kernels::to_u32;
 use crate::backend::{HtBackend, check_header, foreign_state, opened_again};
 use crate::error::refusal::{InSequence, Subject};
 use crate::error::{Error, Result};
-use crate::model::handle_state::{GivenBlock, HEADER_WORDS, NUMBER_WORD, SECTION_ALIGN};
+use crate::model::handle_state::{CallerBlock, HEADER_WORDS, NUMBER_WORD, SECTION_ALIGN};
 use crate::model::ops::{HandleForm, HtCombine, HtDispatch, Routing, Stream};
 use crate::model::tensor::DevPtr;
 use std::sync::Arc;
 use std::time::Duration;
 
 const WORD: usize = size_of::<u32>();
-/// Stands for no number of slots.
+/// In place of a number of slots: the handle has none.
 const NO_SLOTS: u32 = u32::MAX;
 
-/// Words in front of a handle's memory: the header, rows, slots, the tokens of forwarded ranks, and `Counts::words`.
+/// Words before the device memory: the header, rows, slots, the tokens of forwarded ranks, and `Counts::words`.
 fn words(rails: &Rails) -> usize {
     HEADER_WORDS + 2 + rails.plan.forwarded + rails.plan.announced() - 1
 }
 
-/// The start of the device memory behind them.
-pub fn memory_of(rails: &Rails, GivenBlock(block): GivenBlock) -> DevPtr {
+/// The start of the handle's device memory in the block.
+pub fn memory_of(rails: &Rails, CallerBlock(block): CallerBlock) -> DevPtr {
     DevPtr(block.0 + (words(rails) * WORD).next_multiple_of(SECTION_ALIGN))
 }
 
-/// The sizes for any handle of the group, at the maximum of tokens, so that sections are always at the same offsets.
+/// The sizes for any handle of the group: those at the bound on tokens, so that offsets are always the same.
 pub fn size_of_any(rails: &Rails, most_tokens: usize, (top_k, form): (usize, HandleForm)) -> HandleSize {
     let (own, remote) = (most_tokens, (rails.plan.forwarded - 1) * most_tokens);
     HandleSize {
@@ -47,21 +47,21 @@ pub fn size_of_any(rails: &Rails, most_tokens: usize, (top_k, form): (usize, Han
     }
 }
 
-/// Bytes of such a block; `None` in a group without a bound of tokens.
+/// Bytes of a handle's block; `None` in a group without a bound on tokens.
 pub fn block_bytes(group: &HtShared, rails: &Rails, top_k: usize, form: HandleForm) -> Result<Option<usize>> {
     let Some(most) = group.plan.facts.max_tokens else { return Ok(None) };
     let memory = rails.plan.memory(0, size_of_any(rails, most, (top_k, form)))?;
-    Ok(Some(memory_of(rails, GivenBlock(DevPtr(0))).0 + memory.bytes))
+    Ok(Some(memory_of(rails, CallerBlock(DevPtr(0))).0 + memory.bytes))
 }
 
-/// The size of a handle of this routing there.
+/// The size of a handle with this routing in a caller's block.
 pub fn size(group: &HtShared, rails: &Rails, routing: &Routing) -> HandleSize {
     let any = size_of_any(rails, group.plan.max_tokens, (routing.top_k, routing.form));
     HandleSize { tokens: routing.tokens, ..any }
 }
 
-/// Stores the host's numbers of `handle`, behind the kernels that have filled its memory.
-pub fn store(handle: &NodesHt, GivenBlock(block): GivenBlock, at: &StreamScope) -> Result<()> {
+/// Enqueues storing header and numbers of `handle`, after the kernels that have filled its memory.
+pub fn store(handle: &NodesHt, CallerBlock(block): CallerBlock, at: &StreamScope) -> Result<()> {
     let header = handle.group.plan.header(&handle.routing, handle.epoch);
     let numbers = handle.counts.tokens.iter().chain(&handle.counts.words);
     let mut record = header.to_vec();
@@ -74,23 +74,23 @@ pub fn store(handle: &NodesHt, GivenBlock(block): GivenBlock, at: &StreamScope) 
     driver::upload(block, &bytes, at.stream)
 }
 
-/// Marks the block as without a routing.
-pub fn forget(GivenBlock(block): GivenBlock, at: &StreamScope) -> Result<()> {
+/// Enqueues marking the block as without a routing.
+pub fn forget(CallerBlock(block): CallerBlock, at: &StreamScope) -> Result<()> {
     driver::upload(block, &[0; HEADER_WORDS * WORD], at.stream)
 }
 
-/// A handle in a caller's memory.
-pub struct GivenHt {
+/// A handle whose block is in a caller's memory.
+pub struct CallerHt {
     pub group: Arc<HtShared>,
     pub rails: Arc<Rails>,
     pub routing: Routing,
-    pub block: GivenBlock,
-    /// The number of rows of its own update, if it had one.
+    pub block: CallerBlock,
+    /// The number of rows after its own update; `None` if the handle was opened on an existing block.
     pub received: Option<usize>,
 }
 
-impl GivenHt {
-    /// Builds the handle from the bytes there.
+impl CallerHt {
+    /// Builds the handle from the block's present content.
     fn open(&self, stream: Stream) -> Result<NodesHt> {
         let at = &self.group.enter(stream)?;
         if at.is_captured() {
@@ -110,7 +110,7 @@ impl GivenHt {
         let (ends, others) = (rails.plan.chunks + 1, rails.plan.others);
         let counts = Counts { tokens, words: rest.collect(), ends, others };
         let most = group.plan.max_tokens;
-        if let Some(found) = counts.unsound(most) {
+        if let Some(found) = counts.first_invalid(most) {
             return Err(foreign_state(HEADER_WORDS as u32 + 2, to_u32(found)?, to_u32(most)?));
         }
         let stages = rails.plan.stages(counts.most_tokens());
@@ -136,7 +136,7 @@ impl GivenHt {
     }
 }
 
-impl HtBackend for GivenHt {
+impl HtBackend for CallerHt {
     fn dispatch(&self, op: &HtDispatch, stream: Stream) -> Result<()> {
         self.open(stream)?.dispatch(op, stream)
     }

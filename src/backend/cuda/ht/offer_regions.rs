@@ -1,15 +1,15 @@
-//! Regions of windows beside the rings: for operations with offers, and for what accompanies rows that need no ring.
+//! The window's regions outside the rings: for offers, and for ids, weights and scales of rows that bypass the rings.
 
 use crate::backend::cuda::params::ht_mapped::{HT_OFFER_PACKETS, HtMappedLayout};
 use crate::model::group::{GroupFacts, ROW_ALIGN};
 use crate::model::regions::Regions;
 
 const PACKET_BYTES: usize = 8;
-/// Room for ids and weights beside a row: for eight experts. Operations that need more use the rings.
+/// Bytes for a row's ids and weights, enough for eight experts. Operations that need more use the rings.
 const ENTRIES_BYTES: usize = 8 * 8;
-/// Room for scales, as a share of the group's bound on rows.
+/// The share of the group's bound on rows that is reserved for a row's scales.
 const SCALES_OF_BOUND: usize = 64;
-/// Limit on everything beside rows.
+/// Limit on the bytes of ids, weights and scales together.
 const MOST_BYTES: usize = 16 << 20;
 
 /// The regions of a group on one node.
@@ -28,7 +28,7 @@ pub fn regions(facts: &GroupFacts, max_tokens: usize, window: &mut Regions) -> H
     }
 }
 
-/// The same regions in windows where the group's begins at `start`.
+/// `regions` in windows in which the group's region begins at `start`.
 pub fn at(regions: &HtMappedLayout, start: u64) -> HtMappedLayout {
     HtMappedLayout {
         offers: start + regions.offers,

@@ -69,7 +69,7 @@ impl Order {
     pub(super) fn begin<'a>(&'a self, at: &'a StreamScope) -> Result<Turn<'a>> {
         let done = self.0.lock();
         self.0.check_open()?;
-        done.hold(at)?;
+        done.make_wait(at)?;
         Ok(Turn { done, at })
     }
 }

@@ -1,8 +1,8 @@
-//! The table of the CUDA driver's functions, and the meaning of their results.
+//! The table of the CUDA driver's functions, and their results as errors.
 //!
-//! Types and signatures are cudarc's. Its loader is not used: it panics where a symbol is missing, may open a toolkit's
-//! stub beside the process's own libcuda, and returns codes as a Rust enum, for which a newer driver's code would be
-//! undefined behaviour. Here, a machine without a driver gets an error.
+//! Types and signatures are cudarc's, but not the loader, for three reasons: it panics if a symbol is missing, may open
+//! a toolkit's stub beside the process's own libcuda, and returns results as a Rust enum, so that a newer driver's
+//! result is undefined behaviour. The loader here returns an error if the machine has no driver.
 #![allow(unsafe_code)]
 
 use crate::backend::dylib::{Library, function_table};
@@ -12,13 +12,13 @@ use cudarc::driver::sys;
 use once_cell::sync::OnceCell;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 
-/// A `CUresult`, as a number.
+/// A `CUresult` as a number.
 pub type Status = c_int;
 
-/// The work in question has not run.
+/// The result of a query if the work has not run yet.
 pub const NOT_READY: Status = sys::CUresult::CUDA_ERROR_NOT_READY as Status;
 
-/// [`function_table`], plus a compile-time proof that cudarc declares the same signatures.
+/// As [`function_table`], and checks at compile time that cudarc declares the same signatures.
 macro_rules! driver_table {
     ($( fn $name:ident($($type:ty),*); )*) => {
         function_table! {
@@ -95,7 +95,7 @@ driver_table! {
     fn cuLaunchKernelEx(*const sys::CUlaunchConfig, sys::CUfunction, *mut *mut c_void, *mut *mut c_void);
 }
 
-/// The functions, looked up and initialised once; after a failure the next call tries again.
+/// The driver's functions after `cuInit`; after a failure the next call tries again.
 static FUNCTIONS: OnceCell<Functions> = OnceCell::new();
 
 /// The driver's functions; an error if this process has no driver.
@@ -113,7 +113,7 @@ pub fn functions() -> Result<&'static Functions> {
     })
 }
 
-/// Calls one of the driver's functions: success, or an error of [`check`].
+/// Calls a driver function; its result is that of [`check`].
 macro_rules! call {
     ($name:ident($($argument:expr),* $(,)?)) => {
         $crate::backend::cuda::driver::api::functions().and_then(|functions| {
@@ -123,7 +123,7 @@ macro_rules! call {
 }
 pub(super) use call;
 
-/// Success, or an error that names the call, without its version, and the driver's texts for `status`.
+/// `status` as a result; the error names the call, without its version, and has the driver's texts for `status`.
 pub fn check(call: &str, status: Status) -> Result<()> {
     if status == 0 { Ok(()) } else { check_with(functions()?, call, status) }
 }
@@ -138,7 +138,7 @@ fn check_with(functions: &Functions, call: &str, status: Status) -> Result<()> {
     Err(Error::new(Code::UnhandledCudaError, format!("{call}: {name}, {meaning}")))
 }
 
-/// One of the driver's two texts for a status.
+/// One of the driver's two texts for `status`.
 fn text(get: Option<unsafe extern "C" fn(Status, *mut *const c_char) -> Status>, status: Status) -> Option<String> {
     let mut text = std::ptr::null();
     // SAFETY: takes any number; writes one pointer.
@@ -150,7 +150,7 @@ fn text(get: Option<unsafe extern "C" fn(Status, *mut *const c_char) -> Status>,
     Some(unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
 }
 
-/// The driver's handle of the stream.
+/// The stream as a driver's handle.
 pub fn raw_stream(stream: Stream) -> sys::CUstream {
     stream.0 as sys::CUstream
 }

@@ -1,9 +1,9 @@
-//! The CUDA context of a group: the caller's own, wherever possible.
+//! The CUDA context that a group uses: if possible the caller's current one.
 //!
-//! Every call into the driver happens inside `Context::enter`, which pushes the context on the
-//! calling thread and pops it again: the caller's current context never changes.
+//! All driver calls are made between `Context::enter`, which pushes the context on the calling thread, and dropping
+//! its result, which pops it. So the caller's current context never changes.
 
-use crate::backend::cuda::driver::context_handle::{self, ContextId, Held};
+use crate::backend::cuda::driver::context_handle::{self, ContextId, OwnedContext};
 use crate::backend::cuda::driver::function;
 use crate::backend::cuda::driver::{self, pinned};
 use crate::backend::cuda::kernels::Functions;
@@ -21,35 +21,35 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// All devices that this process has used, by their contexts.
+/// The quiescence of each device that this process has used, by context.
 static DEVICES: Lazy<Mutex<HashMap<ContextId, Arc<Quiescence>>>> = Lazy::new(Mutex::default);
 
-/// A group's operations in one order.
+/// Operations of a group that have been enqueued.
 pub trait Enqueued: Works {
     /// Whether all of them have run, except those in graphs.
     fn are_over(&self) -> Result<bool>;
-    /// Whether some are in graphs, whose launches the library does not see.
+    /// Whether some are in graphs, whose launches the library cannot see.
     fn are_captured(&self) -> bool;
     /// Refuses all further operations.
     fn end(&self);
 }
 
-/// A context as one group uses it.
+/// A context, as used by one group.
 pub struct Context {
-    /// The context alone.
-    pub held: Arc<Held>,
-    /// When its device is quiescent.
+    /// The context itself.
+    pub held: Arc<OwnedContext>,
+    /// Knows when the context's device is quiescent.
     pub quiescence: Arc<Quiescence>,
     resources: OnceCell<Arc<ContextResources>>,
     enqueued: Mutex<Vec<Weak<dyn Enqueued>>>,
-    /// Operations may still run after the group is gone: nothing else may reuse its memory.
+    /// Whether operations may still run after the group has ended, so that nothing may reuse its memory.
     poisoned: AtomicBool,
 }
 
 impl Deref for Context {
-    type Target = Held;
+    type Target = OwnedContext;
 
-    fn deref(&self) -> &Held {
+    fn deref(&self) -> &OwnedContext {
         &self.held
     }
 }
@@ -61,8 +61,8 @@ impl fmt::Debug for Context {
 }
 
 impl Context {
-    /// The calling thread's context if it belongs to the device numbered `ordinal`, else that
-    /// device's primary context, which the CUDA runtime uses.
+    /// The calling thread's context if it is of device `ordinal`, else the primary context of that device, which the
+    /// CUDA runtime uses.
     pub fn for_device(ordinal: usize) -> Result<Self> {
         let device = context_handle::device(ordinal)?;
         let current = match context_handle::current_context()? {
@@ -70,8 +70,8 @@ impl Context {
             _ => None,
         };
         let held = match current {
-            Some(handle) => Held::new(handle, None)?,
-            None => Held::new(context_handle::retain_primary(device)?, Some(device))?,
+            Some(handle) => OwnedContext::new(handle, None)?,
+            None => OwnedContext::new(context_handle::retain_primary(device)?, Some(device))?,
         };
         let quiescence = Arc::clone(DEVICES.lock().entry(held.id()).or_default());
         Ok(Self {
@@ -83,22 +83,22 @@ impl Context {
         })
     }
 
-    /// The resources that all groups of the context share.
+    /// The resources that all groups in the context share.
     pub fn resources(&self) -> Result<&Arc<ContextResources>> {
         self.resources.get_or_try_init(|| ContextResources::of(&self.held))
     }
 
-    /// Whether an exchange that was given up is on the device at this moment.
+    /// Whether an exchange that was given up is still on the device.
     pub fn is_hung(&self) -> bool {
         self.quiescence.is_hung()
     }
 
-    /// Frees the allocation at `address` when the device is quiescent. Until then it may be reused for `key`.
+    /// Frees the allocation at `address` once the device is quiescent. Until then, requests for `key` may reuse it.
     pub fn free_later(&self, key: Option<Key>, address: usize, free: impl FnMut(usize) + Send + 'static) {
         self.quiescence.later(key.filter(|_| !self.is_poisoned()), address, Some(self.inside(free)));
     }
 
-    /// `free` inside the context; does nothing once that is gone.
+    /// Wraps `free` to run inside the context, and to do nothing once the context is gone.
     fn inside(&self, mut free: impl FnMut(usize) + Send + 'static) -> Free {
         let held = Arc::clone(&self.held);
         Box::new(move |address| {
@@ -121,8 +121,8 @@ impl Context {
         self.quiescence.later(key, address, Some(Box::new(free)));
     }
 
-    /// Destroys the event or stream `raw`, at once or after the exchange that is hung: while another thread frees
-    /// memory, such a call would wait for that exchange.
+    /// Destroys the event or stream `raw`, at once unless an exchange hangs. Then it happens after that exchange, for
+    /// which the call would wait if another thread frees memory.
     pub fn destroy(&self, raw: usize, destroy: fn(usize)) {
         if self.is_hung() {
             self.free_later(None, raw, destroy);
@@ -131,14 +131,14 @@ impl Context {
         }
     }
 
-    /// Frees a caller's memory at `data` with `free`: soon if possible, otherwise later.
+    /// Frees a caller's memory at `data` with `free`: now if possible, otherwise once the device is quiescent.
     pub fn free_soon(&self, data: DevPtr, free: impl FnMut(usize) + Send + 'static) {
         let (held, resources) = (Arc::clone(&self.held), self.resources().ok().cloned());
         let free_unawaited = move |address| match (held.enter_if_alive(), &resources) {
             (Some(_entered), Some(resources)) => driver::free_unawaited(DevPtr(address), resources.stream).is_ok(),
             _ => false,
         };
-        // If the context is gone, so is the allocation.
+        // If the context is gone, there is no allocation any more.
         let allocation = self.enter_if_alive().and_then(|_entered| driver::allocation_of(data).ok());
         self.quiescence.free_soon(Allocation {
             address: data.0,
@@ -148,7 +148,7 @@ impl Context {
         });
     }
 
-    /// Does `work` inside the context if the device is quiescent and the context is still there.
+    /// Runs `work` inside the context if the device is quiescent and the context exists.
     pub fn attempt(&self, work: &mut dyn FnMut()) -> Attempt {
         match self.held.enter_if_alive() {
             None => Attempt::Gone,
@@ -180,7 +180,7 @@ impl Context {
         self.enqueued.lock().push(own);
     }
 
-    /// Whether graphs have operations of the group.
+    /// Whether operations of the group are in graphs.
     pub fn has_captured(&self) -> bool {
         self.operations().iter().any(|it| it.are_captured())
     }
@@ -196,8 +196,8 @@ impl Context {
         enqueued.iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// Waits until this group's operations have run; no more can be enqueued. `launches` says whether to wait for graph
-    /// launches, too, if the device is quiescent.
+    /// Refuses further operations of this group, and waits until those before have run; if `launches` says so and the
+    /// device is quiescent, also for launches of graphs.
     pub fn wait_for_operations(&self, timeout: Duration, stream: Stream, launches: Graphs) -> Result<()> {
         let enqueued = self.operations();
         let _entered = self.enter()?;
@@ -219,12 +219,12 @@ impl Context {
         };
         if waited.is_err() {
             self.poisoned.store(true, Ordering::Relaxed);
-            // While they may run, the device is not quiescent.
+            // The device is not quiescent while these operations may run.
             let are_stuck = move || enqueued.iter().any(|it| it.are_over() == Ok(false));
             self.quiescence.mark_hung(Box::new(are_stuck));
         }
         if captured && launches == Graphs::Count {
-            // Graphs may have been launched on any stream.
+            // The whole context, as graphs may have been launched on any stream.
             self.if_quiescent(|| drop(context_handle::synchronize_context()));
         }
         waited
@@ -240,28 +240,28 @@ fn are_over(enqueued: &[Arc<dyn Enqueued>], stream: Option<Stream>) -> Result<bo
     stream.map_or(Ok(true), driver::is_idle)
 }
 
-/// The resources of one context. Locked while they are created, which waits for that context's device; so each context
-/// has its own lock.
-type Place = Arc<Mutex<Option<Arc<ContextResources>>>>;
+/// The resources of one context. Each context has its own lock, as it is held during creation, which waits for the
+/// context's device.
+type ResourceCell = Arc<Mutex<Option<Arc<ContextResources>>>>;
 
-static PLACES: Lazy<Mutex<HashMap<ContextId, Place>>> = Lazy::new(Mutex::default);
+static RESOURCES: Lazy<Mutex<HashMap<ContextId, ResourceCell>>> = Lazy::new(Mutex::default);
 
-/// The resources that one context's groups share. They stay when no group is left: the driver keeps most of what a load
-/// took when it unloads (docs/development/host-time.md), so a process that repeatedly opens groups would grow.
+/// The resources that all groups in one context share. They stay when no group is left, because unloading kernels does
+/// not return most of their memory (docs/development/host-time.md): a process that repeatedly opens groups would grow.
 pub struct ContextResources {
-    /// A stream that is not ordered with any other, including the legacy default stream. It has only copies that the
-    /// host waits for.
+    /// A stream for copies that the host waits for. It is not ordered with any other, not even the legacy default
+    /// stream.
     pub stream: Stream,
     kernels: Result<Functions>,
 }
 
 impl ContextResources {
-    /// The resources of the context `held`, created if necessary. If the kernels cannot be loaded, the rest is created
-    /// all the same, so that the other ranks can learn of it; the next group tries again.
-    pub fn of(held: &Held) -> Result<Arc<Self>> {
-        let place = Arc::clone(PLACES.lock().entry(held.id()).or_default());
-        let mut place = place.lock();
-        let stream = match &*place {
+    /// The resources of the context `held`, created if necessary. If the kernels cannot be loaded, the rest is created,
+    /// which this rank needs to report the failure to other ranks; the next group tries again.
+    pub fn of(held: &OwnedContext) -> Result<Arc<Self>> {
+        let cell = Arc::clone(RESOURCES.lock().entry(held.id()).or_default());
+        let mut cell = cell.lock();
+        let stream = match &*cell {
             Some(known) if known.kernels.is_ok() => return Ok(Arc::clone(known)),
             Some(known) => Some(known.stream),
             None => None,
@@ -269,7 +269,7 @@ impl ContextResources {
         let _entered = held.enter()?;
         let resources =
             Arc::new(Self { stream: stream.map_or_else(driver::create_stream, Ok)?, kernels: function::load() });
-        *place = Some(Arc::clone(&resources));
+        *cell = Some(Arc::clone(&resources));
         Ok(resources)
     }
 

@@ -1,4 +1,4 @@
-//! Contexts: the driver's calls about them, keeping them alive, entering them, and not disturbing captures there.
+//! CUDA contexts: keeping them alive, entering them, driver calls about them, and not disturbing captures in them.
 #![allow(unsafe_code)]
 
 use crate::backend::cuda::driver::api::{Status, call, check, functions};
@@ -10,20 +10,20 @@ use std::ptr::null_mut;
 
 const ALREADY_ENABLED: Status = sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED as Status;
 
-/// A context's handle and number: no other context of the process ever has the same.
+/// A context's handle and number, unique among all contexts that the process ever has.
 pub type ContextId = (ContextHandle, u64);
 
 /// A context of one device, kept alive.
 #[derive(Debug)]
-pub struct Held {
+pub struct OwnedContext {
     handle: ContextHandle,
     number: u64,
-    /// The device whose primary context this type keeps alive; `None` for a context of the caller's.
+    /// The device of a primary context, which this keeps alive; `None` for a caller's context.
     retained: Option<Device>,
 }
 
-impl Held {
-    /// The context `handle`; `retained` is the device to release it from.
+impl OwnedContext {
+    /// The context `handle`; if it is a primary context that was retained, `retained` is its device.
     pub fn new(handle: ContextHandle, retained: Option<Device>) -> Result<Self> {
         let mut held = Self { handle, number: 0, retained };
         {
@@ -50,35 +50,35 @@ impl Held {
         Ok(Entered { pushed, this_thread: PhantomData })
     }
 
-    /// The same, or an error if the caller has destroyed the context or reset its device. Then everything in it is
-    /// gone, and its handle may belong to another context.
+    /// As [`Self::enter`], but an error if the caller has destroyed the context or reset its device. Then everything in
+    /// it is gone, and its handle may belong to another context.
     pub fn enter_alive(&self) -> Result<Entered> {
         let entered = self.enter()?;
         if current_context_id()? == self.number { Ok(entered) } else { Err(was_reset()) }
     }
 
-    /// The same for freeing something there, on any thread, so without disturbing captures.
+    /// As [`Self::enter_alive`], for freeing something on any thread, so without disturbing captures.
     pub fn enter_if_alive(&self) -> Option<(Entered, ApartFromCaptures)> {
         let entered = self.enter_alive().ok()?;
         Some((entered, ApartFromCaptures::enter().ok()?))
     }
 }
 
-/// The failure of calls that need what was lost with a context.
+/// The error of calls that need what was lost with a context.
 pub fn was_reset() -> Error {
     Error::new(Code::UnhandledCudaError, "the device was reset, or its context destroyed, while the group existed")
 }
 
-impl Drop for Held {
+impl Drop for OwnedContext {
     fn drop(&mut self) {
         if let Some(device) = self.retained {
-            // There is nothing to do about a context that cannot be released.
+            // A failure to release cannot be handled.
             let _ = release_primary(device);
         }
     }
 }
 
-/// Marks that the thread is inside a context; stays on its thread.
+/// Proof that the calling thread is inside a context; cannot be sent to another thread.
 #[derive(Debug)]
 #[must_use = "the context is left when this is dropped"]
 pub struct Entered {
@@ -87,7 +87,7 @@ pub struct Entered {
 }
 
 impl Entered {
-    /// Enters again: the thread stays in the context until both are dropped.
+    /// Enters once more: the thread stays in the context until both are dropped.
     pub fn again(&self) -> Self {
         Self { pushed: false, this_thread: PhantomData }
     }
@@ -102,7 +102,7 @@ impl Drop for Entered {
     }
 }
 
-/// A context by its address, which ranks in one process exchange.
+/// A context's handle, which is an address that ranks in one process can exchange.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ContextHandle(usize);
 
@@ -115,7 +115,7 @@ impl ContextHandle {
         self.0 as u64
     }
 
-    /// The context whose address another rank of this process sent.
+    /// The handle that another rank of this process has sent.
     pub fn from_bits(bits: u64) -> Self {
         Self(bits as usize)
     }
@@ -124,7 +124,7 @@ impl ContextHandle {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Device(pub(super) sys::CUdevice);
 
-/// The device with the process's number `ordinal`.
+/// The device that has the number `ordinal` in this process.
 pub fn device(ordinal: usize) -> Result<Device> {
     let wanted =
         c_int::try_from(ordinal).map_err(|_| Error::internal(format!("device number {ordinal} is out of range")))?;
@@ -154,7 +154,7 @@ pub fn current_context() -> Result<Option<ContextHandle>> {
     Ok((!context.is_null()).then_some(ContextHandle(context as usize)))
 }
 
-/// The number of the calling thread's context, unique in the process. Handles are not: after a reset, a device has
+/// The number of the calling thread's context, unique in the process, unlike handles: after a reset, a device has
 /// another context with the same handle.
 fn current_context_id() -> Result<u64> {
     let mut id = 0;
@@ -186,15 +186,15 @@ pub fn synchronize_context() -> Result<()> {
     unsafe { call!(cuCtxSynchronize()) }
 }
 
-/// Lets the current context reach the memory of `peer`, a context of this process.
+/// Lets the current context access memory of `peer`, a context of this process.
 pub fn enable_peer_access(peer: ContextHandle) -> Result<()> {
     // SAFETY: the peer's rank, which sent its handle, is inside the same collective call.
     let status = unsafe { (functions()?.cuCtxEnablePeerAccess)(peer.raw(), 0) };
     if status == ALREADY_ENABLED { Ok(()) } else { check("cuCtxEnablePeerAccess", status) }
 }
 
-/// While this lives, the calling thread may query events and free memory during any thread's capture. Otherwise that
-/// would invalidate captures in the runtime's default mode.
+/// While this exists, the calling thread may query events and free memory during any thread's capture, which would
+/// otherwise invalidate captures in the runtime's default mode.
 #[derive(Debug)]
 #[must_use]
 pub struct ApartFromCaptures(sys::CUstreamCaptureMode);
@@ -207,7 +207,7 @@ impl ApartFromCaptures {
 
 impl Drop for ApartFromCaptures {
     fn drop(&mut self) {
-        // The same call has succeeded before.
+        // Cannot fail, as the same call in `enter` has succeeded.
         let _ = exchange_mode(self.0);
     }
 }

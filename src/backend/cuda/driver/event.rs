@@ -1,4 +1,4 @@
-//! Order between streams: one waits for the work that another had at a recorded point.
+//! Events, also across captures: a stream waits for the work that another stream had at a recorded point.
 #![allow(unsafe_code)]
 
 use crate::backend::cuda::driver::api::{NOT_READY, call, check, functions, raw_stream};
@@ -12,24 +12,24 @@ use cudarc::driver::sys;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-/// How many captures may take turns: only the most recently used ones keep their marks.
+/// How many captures may alternate: only the most recently used ones keep their marks.
 pub const MOST_CAPTURES: usize = 4;
-/// How many displaced captures are remembered, so that one that comes back is refused.
+/// How many captures whose marks were displaced are remembered, so that a later use of them is refused.
 const REMEMBERED: usize = 60;
 
-/// A mark in the work of streams, or of a graph. A mark inside a graph means something in that graph only, so it
-/// replaces neither the mark outside nor that of another graph.
+/// A mark in the work of streams outside graphs, and one in each of several captures. A mark in a capture is only valid
+/// in its graph, so it replaces neither the mark outside nor that of another capture.
 #[derive(Debug)]
 pub struct Event {
     outside: Mark,
     inside: Inside,
-    /// Where the most recent mark is.
+    /// The capture of the most recent mark; `None` outside.
     latest: Option<Capture>,
     is_in_graphs: bool,
 }
 
 impl Event {
-    /// A new event. Waiting for it before it is recorded has no effect.
+    /// A new event. Until it is recorded, waiting for it has no effect.
     pub fn new(context: &Arc<Context>) -> Result<Self> {
         Ok(Self { outside: Mark::new(context)?, inside: Inside::new(context)?, latest: None, is_in_graphs: false })
     }
@@ -45,61 +45,61 @@ impl Event {
         Ok(())
     }
 
-    /// Whether all work that was marked outside of graphs has run.
+    /// Whether the work marked outside graphs has run.
     pub fn is_over(&self) -> Result<bool> {
         self.outside.is_over()
     }
 
-    /// Whether anything was ever marked in a graph. Whether that graph still exists is not tracked: the user object
-    /// that would tell costs each of its launches 3 us (2 H100s).
+    /// Whether anything was ever marked in a graph. Whether the graph still exists is not tracked: a user object that
+    /// reports its end costs each launch of the graph 3 us (2 H100s).
     pub fn is_in_graphs(&self) -> bool {
         self.is_in_graphs
     }
 
-    /// Makes the stream wait for the marked work; returns whether it does. No wait is possible between different
-    /// graphs, or between the inside and the outside of one: there the caller orders the launches. Refuses a capture
-    /// whose mark is lost.
-    pub fn hold(&self, at: &StreamScope) -> Result<bool> {
+    /// Makes the stream wait for the marked work; returns whether it does. Between different graphs, or between a graph
+    /// and work outside, no wait is possible, and the caller has to order the launches. An error if the capture's mark
+    /// was displaced.
+    pub fn make_wait(&self, at: &StreamScope) -> Result<bool> {
         match at.capture {
-            None => self.outside.hold(at).map(|()| true),
-            Some(capture) => self.inside.hold(capture, at),
+            None => self.outside.make_wait(at).map(|()| true),
+            Some(capture) => self.inside.make_wait(capture, at),
         }
     }
 
-    /// The same for work that needs that order.
+    /// As [`Self::make_wait`], but an error if no wait is possible.
     pub fn hold_or_refuse(&self, at: &StreamScope) -> Result<()> {
         if at.capture == self.latest {
-            return self.hold(at).map(drop);
+            return self.make_wait(at).map(drop);
         }
         Err(Error::usage(Subject::Stream, InSequence::SameCaptureAsSend))
     }
 }
 
-/// The last mark in each of the captures that take turns. The end of a capture is not reported, so its place is reused
-/// when another capture needs one.
+/// The last marks of the captures used most recently. The library does not learn of a capture's end, so a capture's
+/// entry is reused when another capture needs one.
 #[derive(Debug)]
 struct Inside {
-    kept: [Kept; MOST_CAPTURES],
+    captured: [CapturedMark; MOST_CAPTURES],
     /// Number of marks so far.
     records: u64,
-    /// Captures that lost their place, as a ring buffer.
+    /// Captures whose marks were displaced, as a ring buffer.
     displaced: [Option<Capture>; REMEMBERED],
     displacements: usize,
 }
 
 #[derive(Debug)]
-struct Kept {
+struct CapturedMark {
     capture: Option<Capture>,
     mark: Mark,
-    /// `Inside::records` at the time of the mark.
+    /// `Inside::records` when the mark was recorded.
     record: u64,
 }
 
 impl Inside {
     fn new(context: &Arc<Context>) -> Result<Self> {
-        let unused = || Ok(Kept { capture: None, mark: Mark::new(context)?, record: 0 });
+        let unused = || Ok(CapturedMark { capture: None, mark: Mark::new(context)?, record: 0 });
         Ok(Self {
-            kept: [unused()?, unused()?, unused()?, unused()?],
+            captured: [unused()?, unused()?, unused()?, unused()?],
             records: 0,
             displaced: [None; REMEMBERED],
             displacements: 0,
@@ -108,15 +108,15 @@ impl Inside {
 
     fn record(&mut self, capture: Capture, at: &StreamScope) -> Result<()> {
         self.records += 1;
-        let own = |kept: &Kept| kept.capture == Some(capture);
-        let kept = match self.kept.iter().position(own) {
-            Some(index) => self.kept.get_mut(index),
-            None => self.kept.iter_mut().min_by_key(|kept| kept.record),
+        let own = |captured: &CapturedMark| captured.capture == Some(capture);
+        let captured = match self.captured.iter().position(own) {
+            Some(index) => self.captured.get_mut(index),
+            None => self.captured.iter_mut().min_by_key(|captured| captured.record),
         };
-        let kept = kept.ok_or_else(|| Error::internal("no place for a mark"))?;
-        kept.mark.record(at)?;
-        kept.record = self.records;
-        let before = kept.capture.replace(capture);
+        let captured = captured.ok_or_else(|| Error::internal("no place for a mark"))?;
+        captured.mark.record(at)?;
+        captured.record = self.records;
+        let before = captured.capture.replace(capture);
         if before.is_some() && before != Some(capture) {
             let turn = self.displacements % REMEMBERED;
             self.displacements += 1;
@@ -128,10 +128,10 @@ impl Inside {
     }
 
     /// A capture without a mark has nothing to wait for, unless its mark was lost.
-    fn hold(&self, capture: Capture, at: &StreamScope) -> Result<bool> {
-        let own = |kept: &&Kept| kept.capture == Some(capture);
-        if let Some(kept) = self.kept.iter().find(own) {
-            return kept.mark.hold(at).map(|()| true);
+    fn make_wait(&self, capture: Capture, at: &StreamScope) -> Result<bool> {
+        let own = |captured: &&CapturedMark| captured.capture == Some(capture);
+        if let Some(captured) = self.captured.iter().find(own) {
+            return captured.mark.make_wait(at).map(|()| true);
         }
         if !self.displaced.contains(&Some(capture)) {
             return Ok(false);
@@ -140,11 +140,11 @@ impl Inside {
     }
 }
 
-/// A driver event without timing: a point in a stream's work that others can wait for. The calling thread is inside the
-/// context.
+/// A driver event without timing: a point in a stream's work that other streams can wait for. The calling thread must
+/// be inside the context.
 ///
-/// It may be used directly if each wait is enqueued in the call that records it, or later in the same operation: then
-/// marks inside a graph are only used there, and none outlives its operation.
+/// To be used directly only if each wait is enqueued in the call that records the event, or later in the same
+/// operation. Then marks in a graph are only used in that graph.
 #[derive(Debug)]
 pub struct DriverEvent {
     context: Arc<Context>,
@@ -164,25 +164,25 @@ impl DriverEvent {
         Ok(Self { context: Arc::clone(context), raw })
     }
 
-    /// Marks the present end of the work of `stream`.
+    /// Marks the present end of the work on `stream`.
     pub fn record(&mut self, stream: Stream) -> Result<()> {
         // SAFETY: our event; the caller of the library vouches for its stream, others are ours.
         unsafe { call!(cuEventRecord(self.raw, raw_stream(stream))) }
     }
 
     /// Makes `stream` wait for the marked work; if that is captured, `stream` joins the capture.
-    pub fn hold(&self, stream: Stream) -> Result<()> {
+    pub fn make_wait(&self, stream: Stream) -> Result<()> {
         // SAFETY: as for recording.
         unsafe { call!(cuStreamWaitEvent(raw_stream(stream), self.raw, 0)) }
     }
 
-    /// Makes `to` wait for the present work of `from`.
+    /// Makes `to` wait for the work that is now enqueued on `from`.
     pub fn join(&mut self, from: Stream, to: Stream) -> Result<()> {
         self.record(from)?;
-        self.hold(to)
+        self.make_wait(to)
     }
 
-    /// Whether the marked work has run; also if it ended in an error.
+    /// Whether the marked work has ended, possibly with an error.
     fn is_over(&self) -> Result<bool> {
         // SAFETY: our event.
         let status = unsafe { (functions()?.cuEventQuery)(self.raw) };
@@ -192,7 +192,7 @@ impl DriverEvent {
 
 impl Drop for DriverEvent {
     fn drop(&mut self) {
-        // A context that is gone has destroyed its events.
+        // Events of a context that is gone no longer exist.
         self.context.destroy(self.raw as usize, |raw| {
             if let Ok(functions) = functions() {
                 // SAFETY: made by `new`, destroyed once.
@@ -214,7 +214,7 @@ impl Mark {
         Ok(Self { event: DriverEvent::new(context)?, on: None })
     }
 
-    /// Whether the marked work has run; also if it ended in an error, or with its context.
+    /// Whether the marked work has ended, possibly with an error, or with its context.
     pub fn is_over(&self) -> Result<bool> {
         match self.event.context.enter_if_alive() {
             None => Ok(true),
@@ -228,10 +228,10 @@ impl Mark {
         Ok(())
     }
 
-    /// On the same stream no wait is needed. If the stream is unknown, mainly in graphs, the wait is enqueued and costs
+    /// Makes `at` wait, unless it is the same stream. If the stream's identity is unknown, as in graphs, the wait costs
     /// the device nothing (`docs/development/host-time.md`).
-    fn hold(&self, at: &StreamScope) -> Result<()> {
-        if at.id.is_some() && at.id == self.on { Ok(()) } else { self.event.hold(at.stream) }
+    fn make_wait(&self, at: &StreamScope) -> Result<()> {
+        if at.id.is_some() && at.id == self.on { Ok(()) } else { self.event.make_wait(at.stream) }
     }
 }
 

@@ -1,4 +1,4 @@
-//! Memory that other processes map: whole allocations, and memory composed of pieces (`cuMemMap`).
+//! Exporting memory to other processes, and importing theirs: allocations (CUDA IPC), or pieces mapped by `cuMemMap`.
 #![allow(unsafe_code)]
 
 use crate::backend::cuda::driver::allocation_of;
@@ -29,7 +29,7 @@ impl Drop for Piece {
 }
 
 impl Piece {
-    /// The piece that is mapped at `data`, and where it begins; an error if none is.
+    /// The piece that is mapped at `data`, and the address where its mapping begins; an error if there is none.
     fn at(data: DevPtr) -> Result<(DevPtr, Self)> {
         let mut handle = 0;
         // SAFETY: writes one handle; the driver knows its mappings and refuses other addresses.
@@ -40,13 +40,13 @@ impl Piece {
         Ok((begin, piece))
     }
 
-    /// The pieces that make up the `bytes` from `data` on, and where the first begins.
+    /// The pieces mapped in the `bytes` from `data` on, and the address where the first begins.
     pub fn all(data: DevPtr, bytes: usize) -> Result<(DevPtr, Vec<Self>)> {
         let (begin, first) = Self::at(data)?;
         let mut end = begin.0 + first.bytes;
         let mut pieces = vec![first];
         while end < data.0 + bytes {
-            // There may be nothing behind them, or memory of another kind.
+            // After the last piece there may be nothing, or memory of another kind.
             let Ok((next, piece)) = Self::at(DevPtr(end)) else { break };
             if next.0 != end || piece.bytes == 0 {
                 break;
@@ -57,7 +57,7 @@ impl Piece {
         Ok((begin, pieces))
     }
 
-    /// A descriptor with which another process can import the piece.
+    /// A file descriptor by which another process can import the piece.
     pub fn export(&self) -> Result<OwnedFd> {
         let mut descriptor: c_int = -1;
         // SAFETY: writes one descriptor, as the kind says.
@@ -66,7 +66,7 @@ impl Piece {
         Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
     }
 
-    /// Another process's piece of `bytes`.
+    /// Imports another process's piece of `bytes`.
     pub fn import(descriptor: BorrowedFd<'_>, bytes: usize) -> Result<Self> {
         let mut handle = 0;
         // SAFETY: writes one handle; the driver takes the number itself for the kind's pointer.
@@ -81,7 +81,7 @@ impl Piece {
     }
 }
 
-/// Maps pieces, one behind the other, for the current context's device; to be undone by [`unmap`].
+/// Maps `pieces` contiguously for the current context's device; to be undone by [`unmap`].
 pub fn map(pieces: &[Piece]) -> Result<DevPtr> {
     let sizes: Vec<usize> = pieces.iter().map(|piece| piece.bytes).collect();
     let all = sizes.iter().sum();
@@ -111,7 +111,7 @@ pub fn map(pieces: &[Piece]) -> Result<DevPtr> {
     })
 }
 
-/// Undoes one [`map`] of pieces with these `sizes`. Waits for the device.
+/// Undoes a [`map`] of pieces with these `sizes`. Waits for the device.
 pub fn unmap(base: DevPtr, sizes: &[usize]) {
     undo(base.0 as u64, sizes, sizes.iter().sum());
 }

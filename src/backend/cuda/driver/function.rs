@@ -1,7 +1,7 @@
-//! The embedded kernels: loaded into the current context, and their limits.
+//! Loads the embedded kernels into the current context, and sets their limits.
 //!
-//! All functions are resolved and on the device before a group opens: loading is impossible while a stream is captured,
-//! or while a running kernel waits for the one to be loaded, and it synchronizes the device.
+//! All functions are resolved, and their code is on the device, before a group opens. Later is too late: loading
+//! synchronizes the device, and is impossible while a stream is captured or a running kernel waits for the one to load.
 #![allow(unsafe_code)]
 
 use crate::backend::cuda::driver::api::{Status, call, check, functions};
@@ -13,10 +13,10 @@ use cudarc::driver::sys;
 use std::ffi::{CStr, CString, c_int};
 use std::ptr::null_mut;
 
-/// The result for a module without a kernel of that name.
+/// The result if a module has no function of that name.
 const NOT_FOUND: Status = sys::CUresult::CUDA_ERROR_NOT_FOUND as Status;
 
-/// The entry point `name`, in whichever of `modules` has it.
+/// The entry point `name`, which one of `modules` has.
 fn function(modules: &[sys::CUmodule], name: &CStr) -> Result<FunctionHandle> {
     let get = functions()?.cuModuleGetFunction;
     let mut function = null_mut();
@@ -33,8 +33,8 @@ fn function(modules: &[sys::CUmodule], name: &CStr) -> Result<FunctionHandle> {
     Ok(FunctionHandle(function as usize))
 }
 
-/// The most threads that a block of `function` may have. The query also loads the code onto the device, which lazy
-/// loading would otherwise delay until the first launch.
+/// The most threads that a block of `function` may have. The query also loads the code onto the device, which with lazy
+/// loading would otherwise happen at the first launch.
 fn most_threads(function: FunctionHandle) -> Result<u32> {
     let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK;
     let mut threads = 0;
@@ -79,7 +79,7 @@ pub fn load() -> Result<Functions> {
         .and_then(|()| functions_of(&modules));
     if functions.is_err() {
         for module in modules {
-            // The first error is the one that matters.
+            // Only the first error is reported.
             let _ = unload_module(module);
         }
     }

@@ -1,8 +1,8 @@
-//! Marks that captured operations leave in every replay.
+//! Marks that show which captured operations run in a graph's replay.
 //!
-//! An operation begins with a kernel of one warp that writes the time to a place in host memory, and ends with one that
-//! writes zero. So looking is a read of memory, not a driver call that a busy device could block. Copies of words took
-//! more than three times as long as these kernels (`docs/development/host-time.md`).
+//! A captured operation begins with a kernel of one warp that writes the time to a word of host memory, and ends with
+//! one that writes zero. So checking takes only a read of memory, not a driver call that a busy device could block.
+//! Copies instead of these kernels took more than three times as long (`docs/development/host-time.md`).
 
 use crate::backend::cuda::driver::api::call;
 use crate::backend::cuda::driver::context::Context;
@@ -23,22 +23,22 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 const SHAPE: LaunchShape = LaunchShape::new(1, REPLAY_MARK_THREADS);
 
-/// Those of one transport.
+/// The marks of one transport.
 pub fn new_replay_marks(context: &Arc<Context>, places: usize) -> Result<Option<Arc<dyn ReplayMarks>>> {
     Ok(Some(Arc::new(GraphMarks::new(context, places)?)))
 }
 
-/// The marks of one sequence of operations.
+/// The marks of a transport's operations.
 struct GraphMarks {
     module: Module,
-    /// Whoever ends the communicator keeps them until no graph is left.
+    /// Must outlive all graphs: whoever ends the communicator ensures that.
     places: HostPage<u64>,
     count: usize,
     in_graphs: GraphCount,
 }
 
 impl GraphMarks {
-    /// `count` places, without captured operations yet.
+    /// Marks for `count` operations; none is captured yet.
     fn new(context: &Arc<Context>, count: usize) -> Result<Self> {
         Ok(Self {
             module: Module::load(context)?,
@@ -79,37 +79,37 @@ impl ReplayMarks for GraphMarks {
     }
 }
 
-/// Nobody waits for the driver to call the destructor.
+/// Nothing waits for the driver's call of the destructor.
 const NO_SYNC: c_uint = sys::CUuserObject_flags::CU_USER_OBJECT_NO_DESTRUCTOR_SYNC as c_uint;
-/// The graph takes over the only reference.
+/// The graph takes over the object's only reference.
 const MOVE: c_uint = sys::CUuserObjectRetain_flags::CU_GRAPH_USER_OBJECT_MOVE as c_uint;
 
-/// A number of captured operations, each of which counts until its graphs are gone.
+/// Counts captured operations; each counts until its graphs are gone.
 #[derive(Debug, Default)]
 pub struct GraphCount(Arc<AtomicUsize>);
 
 impl GraphCount {
-    /// Counts an operation in the graph that `stream` is captured into. An invalidated capture has no graph; the next
-    /// launch reports that.
+    /// Counts an operation in the graph into which `stream` is captured. Does nothing if the capture is invalidated and
+    /// thus has no graph, as the next launch reports that.
     pub fn add(&self, stream: Stream) -> Result<()> {
         let Some(graph) = graph_of(stream)? else { return Ok(()) };
         let mut object = null_mut();
-        // If a call fails, it is unknown what the graph holds, so the operation counts forever.
+        // If a call fails, the graph may or may not have the object, so the operation counts forever.
         self.0.fetch_add(1, Ordering::SeqCst);
         let count = Arc::into_raw(Arc::clone(&self.0)) as *mut c_void;
-        // SAFETY: writes one handle; `count` is a reference that `let_go` drops.
-        unsafe { call!(cuUserObjectCreate(&mut object, count, Some(let_go), 1, NO_SYNC))? };
+        // SAFETY: writes one handle; `count` is a reference that `drop_count` drops.
+        unsafe { call!(cuUserObjectCreate(&mut object, count, Some(drop_count), 1, NO_SYNC))? };
         // SAFETY: the graph is under construction and the object has one reference, which is given away.
         unsafe { call!(cuGraphRetainUserObject(graph, object, 1, MOVE)) }
     }
 
-    /// Whether a graph has any of them.
+    /// Whether any graph with counted operations exists.
     pub fn has_any(&self) -> bool {
         self.0.load(Ordering::SeqCst) > 0
     }
 }
 
-unsafe extern "C" fn let_go(count: *mut c_void) {
+unsafe extern "C" fn drop_count(count: *mut c_void) {
     // SAFETY: from `add`, once for each call.
     let count = unsafe { Arc::from_raw(count as *const AtomicUsize) };
     count.fetch_sub(1, Ordering::SeqCst);

@@ -1,7 +1,7 @@
-//! A group's GPU with its memory, and host memory that the device maps.
+//! A group's device memory, copies and fills, and host memory that the device maps.
 //!
-//! Memory is freed when the device is quiescent (`backend::quiescence`). Fills are copies: a kernel would wait while
-//! another thread's operation occupies every multiprocessor and waits for its peers.
+//! Memory is freed when the device is quiescent (`backend::quiescence`). Fills are copies, because a fill kernel would
+//! have to wait if another thread's operation occupies every multiprocessor while it waits for peers.
 #![allow(unsafe_code)]
 
 use crate::backend::cuda::driver::context::Context;
@@ -28,15 +28,15 @@ const FILL_BYTES: usize = 4 << 20;
 /// Tables that share a buffer begin at multiples of this.
 const TABLE_ALIGN: usize = 256;
 
-/// What the rest of the library asks of a group's GPU: memory, copies, streams and marks, in one context.
+/// A group's GPU for the rest of the library: memory, copies, streams and marks, in one context.
 ///
-/// It owns no memory, since it lives as long as tensors need it, which may be longer than its group.
+/// It owns no memory, as it exists as long as tensors need it, possibly longer than the group.
 pub struct CudaMemory {
     pub context: Arc<Context>,
 }
 
 impl CudaMemory {
-    /// Fills `bytes` at `data`, a multiple of 4, with `word`, and waits for the copies.
+    /// Fills `bytes`, a multiple of 4, at `data` with `word`, and waits for the copies.
     pub fn fill(&self, data: DevPtr, word: u32, bytes: usize) -> Result<()> {
         let words = bytes.min(FILL_BYTES) / size_of::<u32>();
         self.repeat(data, &word.to_le_bytes().repeat(words), bytes)
@@ -47,7 +47,7 @@ impl CudaMemory {
         self.repeat(data, &vec![0; bytes.min(FILL_BYTES)], bytes)
     }
 
-    /// Writes `block` to `data` repeatedly until `bytes` are filled.
+    /// Fills `bytes` at `data` with copies of `block`.
     fn repeat(&self, data: DevPtr, block: &[u8], bytes: usize) -> Result<()> {
         (0..bytes).step_by(block.len().max(1)).try_for_each(|offset| {
             let length = block.len().min(bytes - offset);
@@ -58,7 +58,7 @@ impl CudaMemory {
 
 /// Frees device memory of the current context.
 pub fn free(address: usize) {
-    // The memory went with its context if that was destroyed.
+    // Fails only if the context was destroyed, and with it the memory.
     let _ = driver::free(DevPtr(address));
 }
 
@@ -80,7 +80,7 @@ impl Memory for CudaMemory {
         let outcome = Arc::clone(&freed);
         let free = move |address| drop(outcome.set(driver::free(DevPtr(address))));
         self.context.free_soon(data, free);
-        // An allocation that is to be freed later counts as freed.
+        // An allocation that will be freed later counts as freed.
         freed.get().cloned().unwrap_or(Ok(()))
     }
 
@@ -188,7 +188,7 @@ impl Device for CudaMemory {
     }
 }
 
-/// Device memory that is freed at a quiescent moment after this is dropped, unless it is a caller's.
+/// Device memory. After this is dropped, it is freed once the device is quiescent, unless it is a caller's.
 pub struct Buffer {
     memory: Arc<CudaMemory>,
     data: DevPtr,
@@ -202,7 +202,7 @@ impl Buffer {
         Ok(Self { memory: Arc::clone(memory), data: memory.alloc_own(bytes)?, bytes: Some(bytes) })
     }
 
-    /// Memory of a caller's.
+    /// A caller's memory, which is not freed.
     pub fn of_caller(memory: &Arc<CudaMemory>, data: DevPtr) -> Self {
         Self { memory: Arc::clone(memory), data, bytes: None }
     }
@@ -213,7 +213,7 @@ impl Buffer {
         Ok(buffer)
     }
 
-    /// A buffer that holds these tables, and the address of each.
+    /// A buffer with these tables, and the address of each.
     pub fn of_tables<const N: usize>(memory: &Arc<CudaMemory>, tables: [&[u32]; N]) -> Result<(Self, [DevPtr; N])> {
         let mut regions = Regions::new(TABLE_ALIGN);
         let offsets = tables.map(|table| regions.take(size_of_val(table)));
@@ -257,8 +257,8 @@ unsafe impl Record for u64 {}
 // SAFETY: numbers only; handles are numbered from 1.
 unsafe impl Record for MessageHeader {}
 
-/// Records that a kernel writes and the host reads, in pinned host memory; initially zero. The host can read them
-/// whatever happens to the device.
+/// Records in pinned host memory, initially zero, usually written by kernels and read by the host. The host can read
+/// them whatever happens to the device.
 #[derive(Debug)]
 pub struct HostPage<T: Record> {
     context: Arc<Context>,
@@ -293,7 +293,7 @@ impl<T: Record> HostPage<T> {
         self.device.0 as *mut T
     }
 
-    /// Writes record `index` for the device to read; nothing past the end.
+    /// Writes record `index`, for the device to read; does nothing past the end.
     pub fn write(&self, index: usize, record: T) {
         if index < self.count {
             // SAFETY: inside the allocation; volatile, as the device reads.
@@ -301,10 +301,10 @@ impl<T: Record> HostPage<T> {
         }
     }
 
-    /// Record `index`, once it is complete: the device or the network writes the field that `is_complete` looks at
-    /// last, or all fields at once.
+    /// Record `index` once it is complete, `None` before. The device or the network must write the field that
+    /// `is_complete` checks last, or all fields at once.
     ///
-    /// The fields are read one by one, maybe that one last. So the record is read again after it.
+    /// Fields are read one by one, in any order, so the record is read again after it was found complete.
     pub fn complete(&self, index: usize, is_complete: impl Fn(&T) -> bool) -> Option<T> {
         self.read(index).filter(is_complete)?;
         fence(Ordering::Acquire);

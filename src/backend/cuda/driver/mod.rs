@@ -1,9 +1,8 @@
-//! The CUDA driver: one safe function per driver call, and on top of them the owners of contexts,
-//! memory, events and kernels. The only place of this backend with `unsafe`.
+//! The CUDA driver: a safe function per driver call, and types that own contexts, memory, events and kernels. Only this
+//! module of the backend has `unsafe`.
 //!
-//! The owning types of the submodules keep handles alive. A caller of a function here holds the
-//! owner of each handle and is inside its context. A stale device address is refused by the driver
-//! or faults on the device: it cannot harm this process's memory.
+//! The functions are safe if the caller holds the owner of each handle, which keeps it alive, and is inside its
+//! context. A stale device address cannot harm this process's memory: the driver refuses it, or the device faults.
 #![allow(unsafe_code)]
 
 mod api;
@@ -33,7 +32,7 @@ pub fn multiprocessors() -> Result<u32> {
     device_number(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
 }
 
-/// A property of the current context's device.
+/// An attribute of the current context's device.
 fn device_number(attribute: sys::CUdevice_attribute) -> Result<u32> {
     let device = current_device()?;
     let mut number = 0;
@@ -42,7 +41,7 @@ fn device_number(attribute: sys::CUdevice_attribute) -> Result<u32> {
     u32::try_from(number).map_err(|_| Error::internal(format!("device attribute {number}")))
 }
 
-/// The name of the current context's device, such as "NVIDIA H200", to which measurements belong.
+/// The name of the current context's device, such as "NVIDIA H200"; tuning files are for one.
 pub fn device_name() -> Result<String> {
     let device = current_device()?;
     let mut name = [0_u8; 256];
@@ -56,13 +55,13 @@ pub fn most_shared_bytes() -> Result<u32> {
     device_number(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
 }
 
-/// Whether the current context's device supports launching a kernel while the one before it runs.
+/// Whether the current context's device supports programmatic dependent launch.
 pub fn launches_early() -> Result<bool> {
     Ok(device_number(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)? >= 9)
 }
 
-/// A stream that is not ordered with the legacy default stream; to be destroyed once. Its kernels take priority over
-/// waiting blocks of the caller's: behind those of a matrix product, work between nodes would begin 5 ms late
+/// A stream that is not ordered with the legacy default stream; to be destroyed once. It has the greatest priority, as
+/// work between nodes would begin 5 ms late behind waiting blocks of a caller's matrix product
 /// (`docs/development/host-time.md`).
 pub fn create_stream() -> Result<Stream> {
     const FLAGS: c_uint = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint;
@@ -93,7 +92,7 @@ pub fn is_idle(stream: Stream) -> Result<bool> {
     if status == NOT_READY { Ok(false) } else { check("cuStreamQuery", status).map(|()| true) }
 }
 
-/// Device memory; `bytes` is not zero.
+/// Allocates device memory; `bytes` must not be zero.
 pub fn alloc(bytes: usize) -> Result<DevPtr> {
     let mut address = 0;
     // SAFETY: writes one address.
@@ -110,14 +109,14 @@ pub fn allocation_of(data: DevPtr) -> Result<(DevPtr, usize)> {
     Ok((DevPtr(begin as usize), bytes))
 }
 
-/// Frees device memory in the order of `stream`. Unlike [`free`] it waits for nothing, not even for the work of other
-/// streams on that memory (`bench/blocking_calls.cu`).
+/// Frees device memory in stream order. Unlike [`free`] the call waits for nothing, not even for work of other streams
+/// on the memory (`bench/blocking_calls.cu`).
 pub fn free_unawaited(data: DevPtr, stream: Stream) -> Result<()> {
     // SAFETY: the driver knows its allocations and refuses other addresses.
     unsafe { call!(cuMemFreeAsync(data.0 as u64, raw_stream(stream))) }
 }
 
-/// Frees device memory, after everything that runs on the device.
+/// Frees device memory, after waiting for everything that runs on the device.
 pub fn free(data: DevPtr) -> Result<()> {
     // SAFETY: the driver knows its allocations and refuses other addresses.
     unsafe { call!(cuMemFree_v2(data.0 as u64)) }
@@ -149,7 +148,7 @@ pub fn download(to: &mut [u8], from: DevPtr, stream: Stream) -> Result<()> {
     synchronize_stream(stream)
 }
 
-/// The same for `count` words.
+/// Downloads `count` words, as [`download`].
 pub fn download_words(count: usize, from: DevPtr, stream: Stream) -> Result<Vec<u32>> {
     let mut bytes = vec![0; count * size_of::<u32>()];
     download(&mut bytes, from, stream)?;

@@ -1,4 +1,4 @@
-//! The kernels, as a group launches them.
+//! Launches kernels for a group.
 #![allow(unsafe_code)]
 
 use crate::backend::cuda::driver::api::{check, functions, raw_stream};
@@ -12,7 +12,7 @@ use std::ffi::c_void;
 use std::ptr::{from_ref, null_mut};
 use std::sync::Arc;
 
-/// All kernels, ready for launching by one group.
+/// All kernels, loaded in a group's context.
 pub struct Module {
     pub context: Arc<Context>,
     functions: Functions,
@@ -32,13 +32,13 @@ impl Module {
         self.launch_on(kernel, shape, params, at.stream)
     }
 
-    /// The same for a kernel that begins with `follow_grid` (`cuda/base/ptx.cuh`): it may be launched while the kernel
-    /// before it runs.
+    /// As [`Self::launch`], for a kernel that begins with `follow_grid` (`cuda/base/ptx.cuh`): with programmatic
+    /// dependent launch.
     pub fn launch_early<P>(&self, kernel: Kernel<P>, shape: LaunchShape, params: &P, at: &StreamScope) -> Result<()> {
         self.launch_with(kernel, shape, params, at.stream, true)
     }
 
-    /// The same on a stream of the library's own. The calling thread is inside the context.
+    /// As [`Self::launch`], on a stream of the library's own. The calling thread must be inside the context.
     pub fn launch_on<P>(&self, kernel: Kernel<P>, shape: LaunchShape, params: &P, stream: Stream) -> Result<()> {
         self.launch_with(kernel, shape, params, stream, false)
     }
@@ -64,7 +64,7 @@ impl Module {
     }
 }
 
-/// Enqueues a kernel whose only parameter is at `params`; if `early`, it may begin before the one before it ends.
+/// Enqueues a kernel whose only parameter is at `params`; if `early`, with programmatic dependent launch.
 ///
 /// # Safety
 /// `params` points to the parameter struct that `function` takes. The driver copies it.

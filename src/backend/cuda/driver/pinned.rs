@@ -1,7 +1,7 @@
-//! Host memory that the device maps: pages of this process, which the driver pins.
+//! Host memory for the device: ordinary pages of this process, registered with the driver.
 //!
-//! Memory from `cuMemHostAlloc` disappears when the caller resets the device, while threads of the library, which
-//! cannot learn of a reset in time, may read it at any moment. These pages stay; only the device loses access.
+//! Memory from `cuMemHostAlloc` would disappear when the caller resets the device, although threads of the library,
+//! which do not learn of a reset in time, may read it at any moment. Ordinary pages stay; only the device loses access.
 #![allow(unsafe_code)]
 
 use crate::backend::cuda::driver::api::{call, functions};
@@ -11,7 +11,7 @@ use std::ffi::{c_uint, c_void};
 use std::io;
 use std::ptr::{NonNull, null_mut};
 
-/// Zeroed pages for `bytes`, not zero, pinned and mapped in every context of the process.
+/// Zeroed pages for `bytes`, which must not be zero, pinned and mapped in every context of the process.
 pub fn allocate(bytes: usize) -> Result<NonNull<c_void>> {
     const FLAGS: c_uint = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
     let pages = map(bytes)?;
@@ -21,7 +21,7 @@ pub fn allocate(bytes: usize) -> Result<NonNull<c_void>> {
     Ok(pages)
 }
 
-/// Unpins the pages: no device can access them any more.
+/// Unpins the pages, after which no device can access them.
 pub fn unpin(address: usize) {
     if let Ok(functions) = functions() {
         // SAFETY: the driver knows what is registered, and refuses other addresses.

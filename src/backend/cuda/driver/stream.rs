@@ -1,27 +1,27 @@
-//! A caller's stream as operations see it: its identity, and whether it is being captured.
+//! A stream inside a group's context, with its identity and capture.
 #![allow(unsafe_code)]
 
 use crate::backend::cuda::driver::api::{Status, check, functions, raw_stream};
-use crate::backend::cuda::driver::context_handle::{Entered, Held};
+use crate::backend::cuda::driver::context_handle::{Entered, OwnedContext};
 use crate::error::Result;
 use crate::model::ops::Stream;
 use cudarc::driver::sys;
 use std::ptr::null_mut;
 
-/// Where a call enqueues: a stream, inside the group's context. Entered once per call; nothing that the call enqueues
-/// enters it again.
+/// The stream on which a call enqueues. While this exists, the calling thread is inside the group's context, which each
+/// call enters only once.
 #[derive(Debug)]
 pub struct StreamScope {
     pub stream: Stream,
-    /// The stream's identity; `None` where the driver does not tell, as during a capture.
+    /// The stream's identity; `None` if unknown, as during a capture.
     pub id: Option<StreamId>,
-    /// The capture that the stream is part of at the moment.
+    /// The capture that the stream is part of now.
     pub capture: Option<Capture>,
     _entered: Entered,
 }
 
-/// A stream's identity in this process. Handles will not do: they are reused after a stream is destroyed, and the
-/// per-thread default stream has the same one in all threads.
+/// A stream's identity in this process. Unlike this, handles are not unique: they are reused after a stream is
+/// destroyed, and the per-thread default streams of all threads have the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StreamId(u64);
 
@@ -38,12 +38,12 @@ impl Capture {
 
 impl StreamScope {
     /// Enters `context` for work on `stream`, until the result is dropped.
-    pub fn enter(context: &Held, stream: Stream) -> Result<Self> {
+    pub fn enter(context: &OwnedContext, stream: Stream) -> Result<Self> {
         let entered = context.enter()?;
         Ok(Self::of_capture(capture_of(stream)?, stream, entered))
     }
 
-    /// The same for `stream`, which is about to join this one's capture, if there is one.
+    /// A scope for `stream`, which is about to join the capture of this one, if there is one.
     pub fn of_same_capture(&self, stream: Stream) -> Self {
         Self::of_capture(self.capture, stream, self._entered.again())
     }
@@ -51,7 +51,7 @@ impl StreamScope {
     fn of_capture(capture: Option<Capture>, stream: Stream, entered: Entered) -> Self {
         let id = match capture {
             None => id_of(stream),
-            // Asking would invalidate the capture.
+            // Querying the identity would invalidate the capture.
             Some(_) => None,
         };
         Self { stream, id, capture, _entered: entered }
@@ -85,7 +85,7 @@ pub fn is_in_the_way(stream: Stream) -> Result<bool> {
     Ok(status != NONE)
 }
 
-/// The graph under construction that `stream` is captured into.
+/// The graph under construction into which `stream` is captured.
 pub fn graph_of(stream: Stream) -> Result<Option<sys::CUgraph>> {
     let (status, _, graph) = capture_status(stream)?;
     Ok((status == ACTIVE).then_some(graph))
@@ -104,7 +104,7 @@ fn capture_status(stream: Stream) -> Result<CaptureInfo> {
     check(CAPTURE_INFO, asked).map(|()| info)
 }
 
-/// The driver's answer, valid if the call succeeds. Allowed during every capture.
+/// The state of `stream`'s capture; valid if the call succeeds. Allowed during every capture.
 fn ask_capture(stream: Stream) -> Result<(Status, CaptureInfo)> {
     let mut status = NONE;
     let mut id = 0;

@@ -48,13 +48,13 @@ impl Slot {
     /// Makes `at` wait for the slot's last receive phase; if the operation was abandoned, enqueues that phase first.
     fn follow_last(&mut self, at: &StreamScope) -> Result<()> {
         let Some(discard) = &self.abandoned else {
-            return self.received.hold(at).map(drop);
+            return self.received.make_wait(at).map(drop);
         };
         if at.is_captured() {
             // Each launch of the graph would receive again, into memory that belongs to another handle by then.
             return Err(Error::usage(Subject::Stream, InSequence::NoCaptureWhileGivenUp));
         }
-        self.sent.hold(at)?;
+        self.sent.make_wait(at)?;
         discard(at)?;
         self.received.record(at)?;
         self.abandoned = None;
@@ -95,7 +95,7 @@ impl Staged {
     /// Makes `at` wait for the last receive phase in `slot`. Returns false if it does not wait, because a graph cannot
     /// wait for work outside it.
     pub fn follow(&self, slot: StagedSlot, at: &StreamScope) -> Result<bool> {
-        self.slot(slot)?.received.hold(at)
+        self.slot(slot)?.received.make_wait(at)
     }
 
     /// Frees `slot` although no receive phase was enqueued; `discard` will enqueue one before the slot's next

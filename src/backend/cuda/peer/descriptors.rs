@@ -1,10 +1,10 @@
-//! Descriptors of memory, which processes of one machine can only pass each other over a local socket.
+//! File descriptors of memory, which processes of a machine pass each other over local sockets.
 //!
-//! A rank has a socket for one object, and tells the others its name in its record. Once all have the records, each
-//! rank sends its pieces to each other rank, and receives theirs. A socket queues few messages (ten by default), and a
-//! user may have no more descriptors in messages than a process may have open. A rank that meets either limit reads its
-//! own messages before it tries again. A message begins with the sender's [`ProcessId`], which only ranks of the group
-//! know: another process could send, too.
+//! A rank opens a socket per object, and its record has the socket's name. Once ranks have exchanged records, each
+//! sends its pieces to every other rank, and receives theirs. Two limits apply: a socket queues few messages (ten by
+//! default), and all messages of a user may only have as many descriptors as a process may have open. A rank that meets
+//! a limit receives before it tries again. Other processes could send, too, so a message begins with the sender's
+//! [`ProcessId`], which only ranks of the group know.
 
 use crate::error::{Code, Error, Result};
 use once_cell::sync::OnceCell;
@@ -22,44 +22,44 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::time::{Duration, Instant};
 
-/// Most descriptors per message: with eight ranks, a process receives fewer than it may usually have open (1024).
+/// Most descriptors per message: with eight ranks, all are fewer than the usual limit on open ones (1024).
 pub const MOST_DESCRIPTORS: usize = 100;
 const SPACE: usize = rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS));
 const WORD: usize = size_of::<u64>();
 const HEAD: usize = PROCESS_ID_BYTES + WORD;
 
-/// One rank's socket.
+/// The socket by which a rank receives descriptors.
 pub struct Socket {
     socket: UnixDatagram,
     name: u64,
 }
 
-/// What a rank has sent.
+/// A message from another rank.
 pub struct Received {
-    /// Its number in the group.
+    /// The sender's number in the group.
     pub rank: usize,
-    /// The size of each piece.
+    /// The size of each of the pieces.
     pub sizes: Vec<usize>,
-    /// The pieces.
+    /// A descriptor of each of the pieces.
     pub descriptors: Vec<OwnedFd>,
 }
 
 impl Socket {
-    /// A new socket.
+    /// A new socket with a new name.
     pub fn new() -> Result<Self> {
-        // Not secret, but unique.
+        // The name must be unique, not secret.
         let name = RandomState::new().hash_one(std::process::id());
         let socket = SocketAddr::from_abstract_name(name_of(name)).and_then(|at| UnixDatagram::bind_addr(&at));
         Ok(Self { socket: socket.map_err(|cause| failed(&cause))?, name })
     }
 
-    /// Its name, for [`Socket::send`].
+    /// The socket's name, for [`Socket::send`].
     pub fn name(&self) -> u64 {
         self.name
     }
 
-    /// Sends `pieces` with their sizes, from `rank` of the group, to the socket named `to`. Returns false, without
-    /// sending, if others must first receive.
+    /// Sends `pieces` with their sizes, from `rank` of the group, to the socket named `to`. Returns false, with nothing
+    /// sent, if a limit requires that ranks receive first.
     pub fn send(&self, to: u64, rank: usize, pieces: &[(usize, OwnedFd)]) -> Result<bool> {
         let mut bytes = ProcessId::this()?.to_bytes().to_vec();
         bytes.extend((rank as u64).to_le_bytes());
@@ -79,7 +79,7 @@ impl Socket {
         }
     }
 
-    /// The next message from a process that `is_known`; none if none arrives within `timeout`.
+    /// The next message from a process that `is_known`; `None` if none arrives within `timeout`.
     pub fn receive(&self, timeout: Duration, is_known: impl Fn(ProcessId) -> bool) -> Result<Option<Received>> {
         let start = Instant::now();
         loop {
@@ -121,7 +121,7 @@ fn name_of(number: u64) -> String {
     format!("nccl_ep-{number:016x}")
 }
 
-/// Not all pieces arrived, or could be sent, in time.
+/// The error if not all pieces arrived, or could be sent, in time.
 pub fn late() -> Error {
     failed(&std::io::ErrorKind::TimedOut.into())
 }
@@ -132,14 +132,14 @@ fn failed(cause: &std::io::Error) -> Error {
 
 const RANDOM_BYTES: usize = 16;
 
-/// Bytes of an identity in exchanges.
+/// Bytes of a [`ProcessId`].
 pub const PROCESS_ID_BYTES: usize = RANDOM_BYTES + size_of::<u32>();
 
-/// An identity that is unique among the processes of all machines.
+/// An identity of a process, unique among the processes of all machines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProcessId([u8; PROCESS_ID_BYTES]);
 
-/// Drawn once; the process id next to it distinguishes a forked child from its parent.
+/// Drawn once per process; a forked child has the same, but another process id.
 static RANDOM: OnceCell<[u8; RANDOM_BYTES]> = OnceCell::new();
 
 impl ProcessId {
@@ -186,7 +186,7 @@ mod tests {
         let (to, from) = (Socket::new().unwrap(), Socket::new().unwrap());
         let known = |process| Ok(process) == ProcessId::this();
         let wait = Duration::from_secs(5);
-        // From a process that does not know the group.
+        // As from a process that does not know the group.
         from.socket.send_to_addr(&[7; 60], &SocketAddr::from_abstract_name(name_of(to.name)).unwrap()).unwrap();
         let pieces = [(4096, file("one")), (8192, file("two"))];
         assert!(from.send(to.name(), 3, &pieces).unwrap());
@@ -206,7 +206,7 @@ mod tests {
         let gone = to.name();
         drop(to);
         assert!(from.send(gone, 3, &[]).is_err());
-        // Which limit many of them meet first depends on the system, and on the user.
+        // The system and the user determine which limit is met first.
         let pieces: Vec<_> = (0..MOST_DESCRIPTORS).map(|_| (4096, file("any"))).collect();
         let all = [(); 3].map(|()| Socket::new().unwrap());
         for to in &all {

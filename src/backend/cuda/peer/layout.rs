@@ -4,17 +4,17 @@ use crate::backend::cuda::params::common::SELFTEST_SLOT_BYTES;
 use crate::backend::cuda::peer::teardown::WORD_BYTES;
 use crate::model::regions::Regions;
 
-/// Regions start on a cache line of their own, so that polling one does not disturb another.
+/// Regions begin on their own cache lines, so that polling one does not slow down another.
 const REGION_ALIGN: usize = 128;
 
-/// Windows are multiples of this. The driver then gives a window pages of its own; otherwise an exported handle would
-/// expose other allocations on them to the peers.
+/// Windows are multiples of this size, for which the driver allocates separate pages. Otherwise an exported handle
+/// would let peers access other allocations on the same page.
 const WINDOW_ALIGN: usize = 2 << 20;
 
-/// Offsets of the regions of a window, the same on every rank.
+/// Offsets of the regions of a window; the same on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WindowLayout {
-    /// u32: 1 + the failed peer, written by that peer.
+    /// u32: 1 + the number of a failed peer, written by that peer.
     pub peer_failed: usize,
     /// `teardown::WORD_BYTES` per source rank.
     pub teardown: usize,
@@ -22,7 +22,7 @@ pub struct WindowLayout {
     pub selftest_flags: usize,
     /// `SELFTEST_SLOT_BYTES` per source rank.
     pub selftest_slots: usize,
-    /// The operations' region; `LlPlan` and `HtPlan` know its layout.
+    /// The region of operations, whose layout is in `LlPlan` and `HtPlan`.
     pub operations: usize,
     pub bytes: usize,
 }

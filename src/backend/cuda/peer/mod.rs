@@ -1,4 +1,4 @@
-//! What the ranks of a group have of each other: windows and their mappings, a self-test, and teardown.
+//! Memory that the ranks of a node map of each other: windows and objects, a self-test, and teardown.
 
 mod descriptors;
 pub mod layout;

@@ -1,4 +1,4 @@
-//! A rank's memory of one object, either a window or part of a caller's allocation, and the peers' memory.
+//! The memory of one object: this rank's, which is a new window or a caller's allocation, and mappings of the peers'.
 
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::exports::Piece;
@@ -16,34 +16,34 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Windows are whole device pages: other memory on a shared page would be mapped with them.
+/// New windows are multiples of a device page, as peers map whole pages.
 const PAGE_BYTES: usize = 2 << 20;
 
-/// How long unmapping waits for a quiescent device: not until the deadline, as the peers of another thread's exchange
-/// may be waiting for this rank.
-const PATIENCE: Duration = Duration::from_millis(100);
+/// How long unmapping waits for a quiescent device. Shorter than a group's timeout, as another thread may be in an
+/// exchange whose peers wait for this rank.
+const UNMAP_TIMEOUT: Duration = Duration::from_millis(100);
 const PAUSE: Duration = Duration::from_micros(50);
 
-/// This rank's memory of an object, and its mappings of the peers'.
+/// This rank's memory of an object, and its mappings of the peers' memory.
 pub struct ObjectMemory {
     pub windows: PeerWindows,
     begin: DevPtr,
-    /// For a caller's memory.
+    /// If the memory is a caller's.
     shared: Option<Shared>,
 }
 
-/// How ranks pass each other memory composed of pieces, whose handles do not fit into a record.
+/// For memory composed of pieces: ranks pass each other the descriptors, which do not fit into a record.
 struct Shared {
-    /// An error if there is none, which matters only if a rank's memory is in pieces.
+    /// An error if it cannot be opened; reported only if some rank's memory is in pieces.
     socket: Result<Socket>,
-    /// Sizes and descriptors of this rank's pieces; none if its memory is of another kind.
+    /// Sizes and descriptors of this rank's pieces; empty if its memory is not in pieces.
     pieces: Vec<(usize, OwnedFd)>,
 }
 
-/// What a rank announces about its memory.
+/// What a rank announces to its peers about its memory.
 struct Record {
     window: WindowRecord,
-    /// Offset in the window.
+    /// The memory's offset in the window.
     offset: usize,
     socket: u64,
     pieces: usize,
@@ -82,8 +82,8 @@ impl ObjectMemory {
         Ok(Self::at(window.base(), (window, record), None))
     }
 
-    /// The caller's `bytes` at `begin`, which other processes must be able to map: in one allocation, or in pieces with
-    /// descriptors.
+    /// The caller's `bytes` at `begin`, and its record. The memory must be in one allocation, or in pieces that can be
+    /// exported as descriptors.
     pub fn of_caller(context: &Arc<Context>, begin: DevPtr, bytes: usize) -> Result<(Self, Vec<u8>)> {
         let _entered = context.enter()?;
         let window = Window::of_caller(context, begin).map_err(unmappable)?;
@@ -106,9 +106,9 @@ impl ObjectMemory {
         (Self { windows: PeerWindows::new(window), begin, shared }, record.to_bytes())
     }
 
-    /// Maps the memory of this node's other ranks; `records` are those of all ranks of the group, and descriptors must
-    /// arrive within `timeout`. Returns the addresses here, by rank of the group; 0 on other nodes. After a failure the
-    /// earlier mappings stay.
+    /// Maps the memory of this node's other ranks, given the `records` of all ranks of the group. Descriptors must
+    /// arrive within `timeout`. Returns the addresses in this process, by rank of the group; 0 for ranks of other
+    /// nodes. After a failure the mappings made so far stay.
     pub fn map(&mut self, view: &NodeView, records: &[&[u8]], timeout: Duration) -> Result<Vec<usize>> {
         let mut bases = vec![0; records.len()];
         let others = GroupRank::all(records.len()).zip(records);
@@ -152,7 +152,7 @@ impl Mapped for ObjectMemory {
     fn unmap(&mut self) -> bool {
         let start = Instant::now();
         while !self.windows.unmap() {
-            if start.elapsed() > PATIENCE {
+            if start.elapsed() > UNMAP_TIMEOUT {
                 return false;
             }
             std::thread::sleep(PAUSE);
@@ -166,7 +166,7 @@ impl Mapped for ObjectMemory {
 }
 
 impl Shared {
-    /// Sends this rank's pieces to the `others` in other processes, and receives theirs, by rank.
+    /// Sends this rank's pieces to the ranks `others`, in other processes, and receives theirs; the result is by rank.
     fn exchange(
         self,
         rank: GroupRank,
@@ -206,7 +206,7 @@ impl Shared {
     }
 }
 
-/// The window over the caller's memory in pieces, and the pieces; `cause` is why it is no ordinary allocation.
+/// A caller's memory in pieces as a window, and the pieces; `cause` is the error of treating it as an allocation.
 fn pieces_of(context: &Arc<Context>, begin: DevPtr, bytes: usize, cause: Error) -> Result<(InWindow, Pieces)> {
     let (base, pieces) = Piece::all(begin, bytes).map_err(|_| unmappable(cause))?;
     if pieces.len() > MOST_DESCRIPTORS {

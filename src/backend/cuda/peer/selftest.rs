@@ -1,5 +1,5 @@
-//! Runs `cuda/selftest.cu` when a group opens. It tests mapping, ordering and launching, and reports failures while all
-//! ranks still take part.
+//! Runs `cuda/selftest.cu` when a group opens, so that failures of mapping, ordering or launching are reported while
+//! all ranks still take part.
 
 use crate::backend::cuda::driver;
 use crate::backend::cuda::driver::memory::HostPage;
@@ -16,10 +16,10 @@ use crate::model::ids::GroupRank;
 use crate::model::node_view::NodeView;
 use crate::model::ops::Stream;
 
-/// The value of the flags. Windows are zero when the test runs, so one epoch is enough.
+/// The value of flags that have arrived. It need not change, as windows are zero when the test runs.
 const EPOCH: u32 = 1;
 
-/// Exchanges a pattern with every rank and waits for the verdict. `results` has one for each. Collective.
+/// Exchanges a pattern with every rank, and waits for the results; `results` has one per rank. Collective.
 pub fn run(
     results: &HostPage<SelftestResult>,
     module: &Module,
@@ -46,7 +46,7 @@ pub fn run(
     peers.try_for_each(|(index, &peer)| judge(view.rank, peer, results.read(index)))
 }
 
-/// The verdict of `rank` on `peer`.
+/// The result of `rank`'s test of `peer`, as an error unless it passed.
 fn judge(rank: GroupRank, peer: GroupRank, result: Option<SelftestResult>) -> Result<()> {
     let fail = |code, what| Err(Error::new(code, format!("peer self test: rank {rank} {what} rank {peer}")));
     let result = result.unwrap_or(SelftestResult { outcome: SELFTEST_MISSING, wrong_threads: 0 });

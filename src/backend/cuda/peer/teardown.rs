@@ -1,16 +1,16 @@
-//! Teardown of a group: ranks leave through words in each other's windows, not over NCCL.
+//! Teardown of a group: ranks agree on leaving by words in each other's windows, not over NCCL.
 //!
-//! A rank that knows of a failure leaves without waiting. With an exchange over NCCL the others would wait for it, and
+//! Over NCCL the others would wait for a rank that leaves without waiting because it knows of a failure, and they would
 //! match its next exchange with this one.
 //!
-//! All ranks reach the same conclusion, even if one's deadline passes just when the last rank arrives and others
+//! All ranks come to the same result, even if the deadline of one passes just when the last one arrives and others
 //! already leave together. A rank past its deadline announces `Late` to all, then checks whether a rank is missing: if
-//! so it announces `Gone`, else `Back`. Each word is written to the sender's own window first, and the late rank checks
-//! those windows. So a rank that saw all `Done` twice, including the late one's, saw them before `Late`. By then they
-//! were in their senders' own windows, where the late rank finds them.
+//! so it announces `Gone`, else `Back`. Every word is written to its sender's own window first, and it is these windows
+//! that the late rank checks. A rank that leaves has seen all `Done` twice, including the late rank's, thus before
+//! `Late`. By then all `Done` were in their senders' own windows, where the late rank finds them.
 //!
-//! A delayed word must not be mistaken for one of the next group that gets the window. So a window with words is reused
-//! only after something that follows each rank's last word: an exchange of the ranks, or the last words themselves.
+//! A delayed word must not be taken for one of the next group that gets the window. So a window with words is reused
+//! only after each rank's last word has come, or after an exchange that follows the last words.
 
 use crate::backend::cuda::driver::memory::CudaMemory;
 use crate::backend::device::Memory;
@@ -21,30 +21,30 @@ use crate::model::tensor::DevPtr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The least time to wait for a rank that has announced a word.
-const LEAST_PATIENCE: Duration = Duration::from_secs(1);
+/// The least timeout for a rank that has already announced a word.
+const LEAST_TIMEOUT: Duration = Duration::from_secs(1);
 
 pub const WORD_BYTES: usize = size_of::<u32>();
 
-/// A rank's word about itself. Windows start as zeros, which mean that the rank is still in the group.
+/// A rank's state in the teardown. Windows are initially zero: the rank has not begun to leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 enum Word {
-    /// Its kernels have ended, and it waits for the others.
+    /// The rank's kernels have ended, and it waits for the others.
     Done = 1,
-    /// It has left without waiting.
+    /// The rank has left without waiting.
     Gone = 2,
-    /// As `Done`, but it cannot unmap the others' windows now, so there is no point in meeting for that.
+    /// As `Done`, but the rank cannot unmap the others' windows now, so a meeting for that would be in vain.
     Stays = 3,
-    /// Its deadline has passed, and it checks again.
+    /// The rank's deadline has passed, and it checks once more.
     Late = 4,
-    /// No rank was missing: it keeps waiting.
+    /// After `Late`: no rank was missing, so the rank keeps waiting.
     Back = 5,
     /// As `Back`, from a rank that has announced `Stays`.
     BackAndStays = 6,
-    /// All ranks have left together, it no longer maps the others' windows, and this is its last word.
+    /// Last word of a rank after all have left together: it does not map the others' windows any more.
     Unmapped = 7,
-    /// The same, but it could not unmap them.
+    /// Last word of a rank that could not unmap the others' windows.
     StillMapped = 8,
 }
 
@@ -67,25 +67,25 @@ impl Word {
 /// How a group ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// All kernels of all ranks have ended. All ranks know whether they `meet` once more, to exchange who has unmapped
-    /// whose window.
+    /// All kernels of all ranks have ended. All ranks know whether they `meet` once more, to exchange whether each has
+    /// unmapped the others' windows.
     Together { meet: bool },
     /// Some rank left earlier: its kernels may still write to this rank's window.
     Broken,
 }
 
-/// What ranks that left together know of each other's mappings.
+/// What a rank knows of the others' mappings after all have left together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Parting {
     /// No rank maps another's window any more.
     AllUnmapped,
-    /// Some do, but no longer use it.
+    /// Some rank still maps others' windows, but no longer uses them.
     SomeMapped,
     /// Some rank has not written its last word in time, and may do so at any moment.
     SomeMissing,
 }
 
-/// One rank's words in the windows of all ranks.
+/// One rank's part in the teardown.
 pub struct Teardown<W = Windows> {
     words: W,
     view: Arc<NodeView>,
@@ -103,18 +103,18 @@ pub trait Words {
 }
 
 impl<W: Words> Teardown<W> {
-    /// The words of this rank's node, whose ranks map each other's windows.
+    /// For the ranks of this node, which map each other's windows.
     pub fn new(words: W, view: Arc<NodeView>, timeout: Duration) -> Self {
         Self { words, view, timeout }
     }
 
-    /// Leaves without waiting.
+    /// Announces that this rank leaves without waiting.
     pub fn leave(&self) -> Result<()> {
         self.words.announce(Word::Gone as u32)
     }
 
-    /// Waits until every rank has announced that it leaves, or until the deadline. No kernel of this rank runs any
-    /// more; `stays` if it cannot unmap the others' windows now.
+    /// Waits until every rank has announced that it leaves, or until the deadline. To be called when no kernel of this
+    /// rank runs any more; `stays` if this rank cannot unmap the others' windows now.
     pub fn leave_together(&self, stays: bool) -> Result<End> {
         let (done, back) = if stays { (Word::Stays, Word::BackAndStays) } else { (Word::Done, Word::Back) };
         self.words.announce(done as u32)?;
@@ -130,8 +130,8 @@ impl<W: Words> Teardown<W> {
             if all_are_done(&received) && all_are_done(&self.received()?) {
                 return Ok(End::Together { meet: !received.iter().any(meets_nobody) });
             }
-            // A second deadline passes only if a rank dies between `Late` and its next word.
-            let more = if was_late { self.timeout.max(LEAST_PATIENCE) } else { Duration::ZERO };
+            // The second deadline can pass only if a rank dies between `Late` and its next word.
+            let more = if was_late { self.timeout.max(LEAST_TIMEOUT) } else { Duration::ZERO };
             if start.elapsed() >= self.timeout + more {
                 if !was_late {
                     self.words.announce(Word::Late as u32)?;
@@ -154,8 +154,8 @@ impl<W: Words> Teardown<W> {
         }
     }
 
-    /// After [`Teardown::leave_together`]: announces whether this rank `unmapped` the others' windows, and waits for
-    /// the others' last words, or until the deadline. A rank that has all of them knows that no more words are written.
+    /// After [`Teardown::leave_together`]: announces whether this rank has `unmapped` the others' windows, and waits
+    /// for the others' last words, after which no more words are written, or until the deadline.
     pub fn part(&self, unmapped: bool) -> Result<Parting> {
         let word = if unmapped { Word::Unmapped } else { Word::StillMapped };
         self.words.announce(word as u32)?;
@@ -171,7 +171,7 @@ impl<W: Words> Teardown<W> {
                     Parting::AllUnmapped
                 });
             }
-            if start.elapsed() >= self.timeout.max(LEAST_PATIENCE) {
+            if start.elapsed() >= self.timeout.max(LEAST_TIMEOUT) {
                 return Ok(Parting::SomeMissing);
             }
             std::thread::sleep(pause);
@@ -197,8 +197,8 @@ fn is_done(word: &Option<Word>) -> bool {
     !matches!(word, None | Some(Word::Late | Word::Gone))
 }
 
-/// Whether that rank does not meet the others. A last word also counts: it takes the place of a meeting, and this rank
-/// may not have seen the word before it.
+/// Whether the word's rank does not meet the others. This includes last words, which replace a meeting, as this rank
+/// may have missed the word before.
 fn meets_nobody(word: &Option<Word>) -> bool {
     let words = [Word::Stays, Word::BackAndStays, Word::Unmapped, Word::StillMapped];
     word.is_some_and(|word| words.contains(&word))
@@ -211,7 +211,7 @@ fn all_are_done(words: &[Option<Word>]) -> bool {
 /// The words in the windows of all ranks.
 pub struct Windows {
     memory: Arc<CudaMemory>,
-    /// Per rank, this one included: the address of all ranks' words in its window.
+    /// For each rank, including this one, the address of all ranks' words in its window.
     words: Vec<DevPtr>,
     rank: LocalRank,
 }

@@ -9,7 +9,7 @@ const DONE: u32 = Word::Done as u32;
 const LATE: u32 = Word::Late as u32;
 const GONE: u32 = Word::Gone as u32;
 
-/// The words of two ranks as rank 0 sees them. Rank 1's word changes after the `n`th word of rank 0.
+/// Two ranks' words as rank 0 sees them. Rank 1's word changes when rank 0 announces its `n`th word.
 struct Script {
     announced: Mutex<Vec<u32>>,
     peer: Mutex<u32>,
@@ -18,7 +18,7 @@ struct Script {
 }
 
 impl Script {
-    /// Rank 1 says `reply(n)` in all windows, and `arrives(n)` in its own alone.
+    /// Rank 1 writes `reply(n)` to all windows, and `arrives(n)` only to its own.
     fn new(reply: fn(usize) -> Option<u32>, arrives: fn(usize) -> Option<u32>) -> Self {
         Self { announced: Mutex::default(), peer: Mutex::default(), reply, arrives }
     }
@@ -80,7 +80,7 @@ fn a_missing_rank_is_named_at_the_deadline() {
 
 #[test]
 fn who_comes_just_at_the_deadline_is_not_left_behind() {
-    // At rank 0's deadline, rank 1's word is in rank 1's own window only: rank 1 may have seen all done already.
+    // At rank 0's deadline, rank 1's word is only in rank 1's own window: rank 1 may have seen that all are done.
     let words = Script::new(|count| (count == 3).then_some(DONE), |count| (count == 2).then_some(DONE));
     let teardown = teardown(words, 0, 2, NO_TIME);
     assert_eq!(teardown.leave_together(false), Ok(End::Together { meet: true }));
@@ -98,7 +98,7 @@ fn last_words_say_who_still_maps_what() {
     assert_eq!(parting(unmapped, true), Ok(Parting::AllUnmapped));
     assert_eq!(parting(unmapped, false), Ok(Parting::SomeMapped));
     assert_eq!(parting(mapped, true), Ok(Parting::SomeMapped));
-    // It may still announce that it is late, and back.
+    // Rank 1 may still announce `Late` and `Back`.
     assert_eq!(parting(DONE, true), Ok(Parting::SomeMissing));
 }
 
@@ -151,12 +151,12 @@ fn all_ranks_come_to_the_same_conclusion() {
             let begin = |rank: usize| {
                 let (windows, announced) = (&windows, &announced);
                 scope.spawn(move || {
-                    // The last rank comes around the deadline of the first.
+                    // The last rank arrives around the deadline of the first.
                     std::thread::sleep(Duration::from_micros(round * 7 % 400 * rank as u64));
                     let words = Shared { rank, windows, announced };
                     let teardown = teardown(words, rank, RANKS, Duration::from_micros(400));
                     let end = teardown.leave_together(stays && rank == 0)?;
-                    // Others may not have seen this rank's earlier words yet.
+                    // Other ranks may not have seen this rank's earlier words yet.
                     if end == (End::Together { meet: false }) {
                         assert_eq!(teardown.part(rank != 0)?, Parting::SomeMapped);
                     }

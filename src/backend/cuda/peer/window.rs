@@ -1,8 +1,8 @@
-//! A rank's window, and how it reaches the windows of the other ranks.
+//! A rank's window, and its mappings of other ranks' windows.
 //!
-//! Ranks in one process use each other's addresses. Others map an exported handle (CUDA IPC), which works with every
-//! driver, even if a process sees only one GPU. Both are a [`PeerMapping`], so another kind of mapping needs no change
-//! elsewhere.
+//! Ranks of one process use each other's addresses. Between processes, ranks map an exported handle (CUDA IPC), which
+//! works with every driver, even if a process sees only one GPU. Both are a [`PeerMapping`], which hides the
+//! difference.
 
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::context_handle::{self, ContextHandle};
@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-/// The allocation of a window of this process, as records contain it.
+/// The allocation of a window, as records contain it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Allocation {
     context: ContextHandle,
@@ -29,15 +29,14 @@ struct Allocation {
 /// The live windows of this process: an address in a record is accepted only if it is one of them.
 static LIVE: Mutex<Vec<Allocation>> = Mutex::new(Vec::new());
 
-/// Device memory that the other ranks may map. If dropped after its record was sent, it stays allocated, as a peer may
-/// map it.
+/// Device memory that other ranks may map. If dropped after `publish`, it stays allocated, as a peer may map it.
 pub struct Window {
     pub context: Arc<Context>,
     allocation: Allocation,
-    /// The memory is a caller's; never freed here.
-    pub is_given: bool,
+    /// Whether the memory is a caller's, which is never freed here.
+    pub is_of_caller: bool,
     is_published: bool,
-    /// The memory was another group's, and a peer of that group may still map it.
+    /// Whether the memory was another group's, a peer of which may still map it.
     must_stay: bool,
 }
 
@@ -49,7 +48,7 @@ impl Window {
         Ok(window)
     }
 
-    /// The same with arbitrary content, perhaps reused from another group.
+    /// A window of `bytes` with arbitrary content, possibly reused from another group.
     pub fn with_any(memory: &Arc<CudaMemory>, bytes: usize) -> Result<Self> {
         let context = &memory.context;
         let left = context.quiescence.take(&Key::Window(bytes));
@@ -71,17 +70,17 @@ impl Window {
     /// The caller's `bytes` at `base`, composed of pieces.
     pub fn of_pieces(context: &Arc<Context>, base: DevPtr, bytes: usize) -> Self {
         let mut window = Self::over(context, base, bytes);
-        window.is_given = true;
+        window.is_of_caller = true;
         window
     }
 
     fn over(context: &Arc<Context>, base: DevPtr, bytes: usize) -> Self {
         let allocation = Allocation { context: context.handle(), base: base.0 as u64, bytes: bytes as u64 };
         LIVE.lock().push(allocation);
-        Self { context: Arc::clone(context), allocation, is_given: false, is_published: false, must_stay: false }
+        Self { context: Arc::clone(context), allocation, is_of_caller: false, is_published: false, must_stay: false }
     }
 
-    /// Records that other ranks may map it from now on.
+    /// Records that other ranks may map the window from now on.
     pub fn publish(&mut self) {
         self.is_published = true;
     }
@@ -90,12 +89,12 @@ impl Window {
         DevPtr(self.allocation.base as usize)
     }
 
-    /// Gives the memory back. No peer of this group maps it any more.
+    /// Frees the memory. To be called when no peer of this group maps it any more.
     pub fn free(mut self) {
         self.is_published = false;
     }
 
-    /// Leaves the memory to the next group that needs a window of this size. A peer may map it, but no kernel uses it.
+    /// Leaves the memory to the next group that needs a window of this size. A peer may still map it, but not use it.
     pub fn keep(mut self) {
         self.is_published = false;
         self.must_stay = true;
@@ -113,7 +112,7 @@ impl Drop for Window {
             live.swap_remove(index);
         }
         drop(live);
-        if self.is_given {
+        if self.is_of_caller {
             return;
         }
         match (self.is_published, self.must_stay) {
@@ -126,7 +125,7 @@ impl Drop for Window {
     }
 }
 
-/// The record of a window: what other ranks need to reach it.
+/// What other ranks need to map a window.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WindowRecord {
     pub process: ProcessId,
@@ -146,7 +145,7 @@ impl WindowRecord {
         Ok(Self { process: ProcessId::this()?, allocation: window.allocation, ipc: exports::export(window.base())? })
     }
 
-    /// The record of a window that peers receive in pieces.
+    /// The record of a window that peers map in pieces.
     pub fn of_pieces(window: &Window) -> Result<Self> {
         Ok(Self { process: ProcessId::this()?, allocation: window.allocation, ipc: [0; IPC_HANDLE_BYTES] })
     }
@@ -177,8 +176,8 @@ impl WindowRecord {
         }
     }
 
-    /// The window's allocation if it is in this process. Refuses another length than `bytes`, and an allocation in this
-    /// process without a live window: its rank has given up, and the window is gone.
+    /// The window's allocation if it is in this process; `None` if not. An error if its length is not `bytes`, or if
+    /// the window does not exist any more, because its rank has given up.
     fn here(&self, bytes: usize) -> Result<Option<Allocation>> {
         if self.allocation.bytes != bytes as u64 {
             return Err(
@@ -210,16 +209,16 @@ pub struct PeerMapping {
     imported: Option<Import>,
 }
 
-/// What must be undone.
+/// How a mapping must be undone.
 enum Import {
-    /// An allocation, and for what its mapping may be reused.
+    /// A mapped allocation, and the key for which the mapping may be reused.
     Whole(Option<Key>),
     /// Pieces of these sizes.
     Pieces(Vec<usize>),
 }
 
 impl Import {
-    /// Unmaps `address` from the current context. A destroyed context has closed its mappings.
+    /// Unmaps `address` in the current context. A destroyed context has no mappings any more.
     fn close(&self, address: usize) {
         match self {
             Self::Whole(_) => drop(exports::close_import(DevPtr(address))),
@@ -229,12 +228,12 @@ impl Import {
 }
 
 impl PeerMapping {
-    /// Maps the window of `record`, which must have `bytes`, into `context`. If its memory `is_given` by a caller, it
-    /// may be gone before its mapping, and the handle may return for other memory: so the mapping is not reused.
-    pub fn new(context: &Arc<Context>, record: &WindowRecord, bytes: usize, is_given: bool) -> Result<Self> {
+    /// Maps the window of `record`, which must have `bytes`, into `context`. If it `is_of_caller`, the mapping will not
+    /// be reused: the caller may free the memory first, and other memory may then get the same handle.
+    pub fn new(context: &Arc<Context>, record: &WindowRecord, bytes: usize, is_of_caller: bool) -> Result<Self> {
         let _entered = context.enter()?;
         let here = record.here(bytes)?;
-        let key = (!is_given).then_some(Key::Import(record.ipc));
+        let key = (!is_of_caller).then_some(Key::Import(record.ipc));
         let base = match here {
             Some(allocation) => {
                 if allocation.context != context.handle() {
@@ -251,7 +250,7 @@ impl PeerMapping {
         Ok(Self { context: Arc::clone(context), base, imported })
     }
 
-    /// Maps the memory of `record` in the pieces that `came` from its process; none if that is this process.
+    /// Maps the memory of `record` from the pieces that `came` from its process; `None` if that is this process.
     pub fn of_pieces(context: &Arc<Context>, record: &WindowRecord, came: Option<Received>) -> Result<Self> {
         let _entered = context.enter()?;
         let pieces = match (record.here(record.bytes())?, came) {
@@ -273,7 +272,7 @@ impl PeerMapping {
         self.base
     }
 
-    /// Unmaps all `mappings` now if the device is quiescent; returns whether none is left.
+    /// Unmaps `mappings` now if the device is quiescent; returns whether none is left.
     pub fn unmap<'a>(mappings: impl IntoIterator<Item = &'a mut Self>) -> bool {
         let mut imported: Vec<&mut Self> = mappings.into_iter().filter(|it| it.imported.is_some()).collect();
         let Some(context) = imported.first().map(|it| Arc::clone(&it.context)) else { return true };
@@ -287,7 +286,7 @@ impl PeerMapping {
     }
 }
 
-/// The failure of an import, usually because the rank has died since it sent its record.
+/// The error of an import, which usually fails because the rank has died since it sent its record.
 fn rank_is_gone(cause: Error) -> Error {
     Error::new(Code::RemoteError, cause.text())
 }

@@ -1,4 +1,4 @@
-//! The windows that a group's ranks map, from mapping to teardown.
+//! A group's windows on one rank, from their creation to the teardown.
 
 use crate::backend::bootstrap::Bootstrap;
 use crate::backend::cuda::driver::memory::CudaMemory;
@@ -11,14 +11,14 @@ use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
 use std::sync::Arc;
 
-/// What a rank reports about its mappings at the end.
+/// A rank's report, at the end, that it has unmapped all windows.
 const UNMAPPED: u8 = 1;
 const STILL_MAPPED: u8 = 2;
 
-/// Bytes of a window that only has words: the minimum that shares no page with another allocation.
+/// Bytes of a window that only has words: the least that does not share a page with other allocations.
 const WORDS_BYTES: usize = 2 << 20;
 
-/// One rank's window, and its mappings of the others'.
+/// A rank's window, and its mappings of other ranks' windows.
 pub struct PeerWindows {
     mappings: Vec<PeerMapping>,
     pub window: Window,
@@ -30,8 +30,8 @@ impl PeerWindows {
         Self { mappings: Vec::new(), window }
     }
 
-    /// Maps the windows of this node's other ranks, in rank order; `records` are those of all ranks of the group. Each
-    /// window has `bytes`. After a failure the earlier mappings stay, to be unmapped with the rest.
+    /// Maps the windows of this node's other ranks, in rank order, given the `records` of all ranks of the group. Each
+    /// window has `bytes`. After a failure the mappings made so far stay, to be unmapped later.
     fn map_peers(&mut self, view: &NodeView, records: &[&[u8]], bytes: usize) -> Result<()> {
         let rank = view.rank;
         let others = GroupRank::all(records.len()).zip(records);
@@ -43,7 +43,7 @@ impl PeerWindows {
         Ok(())
     }
 
-    /// Maps the window of `peer`, of `bytes` if that is known; returns its address.
+    /// Maps the window of `peer`, of `bytes` if the size is known; returns its address.
     pub fn map(
         &mut self,
         view: &NodeView,
@@ -51,8 +51,8 @@ impl PeerWindows {
         record: &WindowRecord,
         bytes: Option<usize>,
     ) -> Result<DevPtr> {
-        let Window { context, is_given, .. } = &self.window;
-        let mapping = PeerMapping::new(context, record, bytes.unwrap_or_else(|| record.bytes()), *is_given);
+        let Window { context, is_of_caller, .. } = &self.window;
+        let mapping = PeerMapping::new(context, record, bytes.unwrap_or_else(|| record.bytes()), *is_of_caller);
         self.keep(view, peer, mapping)
     }
 
@@ -71,7 +71,7 @@ impl PeerWindows {
         PeerMapping::unmap(&mut self.mappings)
     }
 
-    /// Ends this rank's window: freed if no peer maps it any more, otherwise left to the next group.
+    /// Frees this rank's window if no peer maps it any more; otherwise leaves it to the next group.
     pub fn give_back(self, all_unmapped: bool) {
         drop(self.mappings);
         if all_unmapped {
@@ -81,18 +81,18 @@ impl PeerWindows {
         }
     }
 
-    /// The addresses of the windows of this node's ranks, once all are mapped; `own` is this rank's local index.
+    /// The addresses of the windows of this node's ranks; all must be mapped. `own` is this rank's local index.
     pub fn bases(&self, own: LocalRank) -> Vec<DevPtr> {
         let mut bases: Vec<DevPtr> = self.mappings.iter().map(PeerMapping::base).collect();
         bases.insert(own.index(), self.window.base());
         bases
     }
 
-    /// Unmaps the peers' windows if the device is quiescent. Frees this rank's once all ranks have unmapped them, or
-    /// leaves them to the next group if a rank could not. No kernel of any rank uses a window any more. Collective.
+    /// Unmaps the peers' windows if the device is quiescent. Then frees this rank's if all ranks have unmapped them, or
+    /// leaves them to the next group. To be called when no kernel of any rank uses a window any more. Collective.
     ///
-    /// It must not wait for a quiescent device: another thread may be in an exchange whose peers wait here for an
-    /// exchange of this rank.
+    /// Must not wait until the device is quiescent, as another thread may be in an exchange whose peers wait here for
+    /// this rank.
     pub fn release(mut all: Vec<Self>, bootstrap: &Bootstrap, stream: Stream) -> Result<()> {
         let mine = if Self::unmap_all(&mut all) { UNMAPPED } else { STILL_MAPPED };
         let all_unmapped = bootstrap.all_gather(&[mine], stream)?.iter().all(|it| *it == [UNMAPPED]);
@@ -105,26 +105,26 @@ impl PeerWindows {
     }
 }
 
-/// A rank's windows in a group.
+/// All windows of a rank in a group.
 pub struct GroupWindows {
     pub operations: PeerWindows,
-    /// Over several nodes, for words to this node's other ranks; `None` without such ranks. After the ranks have left,
-    /// these words say whether the windows of operations can be freed.
+    /// Over several nodes, the windows for teardown words; `None` if this node has no other ranks. After the ranks have
+    /// left, the words say whether the windows of operations can be freed.
     pub words: Option<PeerWindows>,
 }
 
 impl GroupWindows {
-    /// Bytes of a record: one half per window, the second zeros if there is none.
+    /// Bytes of a record: half of it for each window; the second half is zeros if there is no window for words.
     pub const RECORD_BYTES: usize = 2 * WindowRecord::BYTES;
 
-    /// This rank's own, with `bytes` for operations.
+    /// Creates this rank's windows, with `bytes` for operations.
     pub fn new(memory: &Arc<CudaMemory>, bytes: usize, has_words: bool) -> Result<Self> {
         let operations = PeerWindows::new(Window::new(memory, bytes)?);
         let words = has_words.then(|| Window::new(memory, WORDS_BYTES).map(PeerWindows::new));
         Ok(Self { operations, words: words.transpose()? })
     }
 
-    /// What the other ranks need to reach them.
+    /// What other ranks need to map the windows.
     pub fn record(&self) -> Result<Vec<u8>> {
         let mut record = WindowRecord::new(&self.operations.window)?.to_bytes();
         if let Some(words) = &self.words {
@@ -134,7 +134,7 @@ impl GroupWindows {
         Ok(record)
     }
 
-    /// The record was sent: other ranks may map them from now on.
+    /// Records that other ranks may map the windows from now on.
     pub fn publish(&mut self) {
         self.operations.window.publish();
         if let Some(words) = &mut self.words {
@@ -142,8 +142,8 @@ impl GroupWindows {
         }
     }
 
-    /// Maps those of this node's other ranks; `records` are those of all ranks of the group. Each window for operations
-    /// has `bytes`.
+    /// Maps the windows of this node's other ranks, given the `records` of all ranks of the group. Each window for
+    /// operations has `bytes`.
     pub fn map_peers(&mut self, view: &NodeView, records: &[Vec<u8>], bytes: usize) -> Result<()> {
         let halves = records.iter().map(|it| it.split_at(WindowRecord::BYTES));
         let (first, second): (Vec<&[u8]>, Vec<&[u8]>) = halves.unzip();
@@ -154,9 +154,9 @@ impl GroupWindows {
         }
     }
 
-    /// As [`PeerWindows::release`], but for ranks that have left together through the words of `teardown`, by words
-    /// again. The windows with the words, their own or those of operations, then serve the process's next group. The
-    /// `objects` end like the window of operations.
+    /// As [`PeerWindows::release`], for ranks that have left together by the words of `teardown`: agrees by words, too.
+    /// The windows that have the words are then left to the process's next group. `objects` are treated as the windows
+    /// of operations.
     pub fn part(self, objects: Vec<PeerWindows>, teardown: &Teardown) -> Result<()> {
         let Self { operations, words } = self;
         let is_alone = operations.mappings.is_empty();
@@ -169,7 +169,7 @@ impl GroupWindows {
         }
         let parting = teardown.part(words.is_some() && PeerWindows::unmap_all(&mut all))?;
         match (parting, words) {
-            // A word may still come to the windows that have them, so these stay allocated.
+            // A word may still be written to these windows, so they stay allocated.
             (Parting::SomeMissing, None) => drop(all),
             (Parting::SomeMissing, Some(_)) => give_back(all, false),
             (_, words) => {
@@ -180,15 +180,15 @@ impl GroupWindows {
         Ok(())
     }
 
-    /// Ends an opening that failed with `error` on all ranks, and returns that error. No word has been written.
+    /// Releases the windows after an opening that failed with `error` on all ranks, before any word; returns the error.
     pub fn abandon(self, bootstrap: &Bootstrap, stream: Stream, error: Error) -> Error {
         if let Some(words) = self.words {
             words.give_back(false);
         }
         match bootstrap.lost() {
-            // `error` is the one to report; a window that cannot be freed stays.
+            // Only `error` is reported; a window that cannot be freed stays.
             None => drop(PeerWindows::release(vec![self.operations], bootstrap, stream)),
-            // This rank's stays allocated, as a peer's kernels may write to it.
+            // This rank's window stays allocated, as kernels of peers may write to it.
             Some(_) => drop(self.operations),
         }
         error

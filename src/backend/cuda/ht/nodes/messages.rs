@@ -70,7 +70,7 @@ impl Parcel {
         self.tokens * self.bytes.row
     }
 
-    /// Bytes before the rows; with tails, also those of a header that is not used.
+    /// Bytes before the rows. A message with tails has room for a header, even if it does not use one.
     fn front_bytes(&self) -> usize {
         let tails = self.tokens * self.bytes.tail;
         if tails > 0 || self.has_header { tails + HEADER_BYTES } else { 0 }

@@ -250,6 +250,6 @@ impl<'a> Enqueueing<'a> {
     pub fn wait_for(&self, stage: usize) -> Result<()> {
         let [even, odd] = &self.turn.landed;
         let landed = if stage.is_multiple_of(2) { even } else { odd };
-        landed.hold(self.at.stream)
+        landed.make_wait(self.at.stream)
     }
 }

@@ -1,7 +1,7 @@
-//! The handshake of a new handle between nodes: both sides of a message must know its size.
+//! The handshake of a new handle between nodes, without which receivers would not know the sizes of messages.
 //!
-//! Every rank announces its part to its rail peers when the handle is created, so all ranks must create their handles
-//! in the same order. HT waits for the others' parts at once, LL in the first operation.
+//! When a handle is created, every rank announces its number of tokens to its rail peers; so all ranks must create
+//! handles in the same order. HT waits for the others' announcements at once, LL in the first operation.
 
 use crate::backend::Faults as _;
 use crate::backend::cuda::driver::memory::{CudaMemory, HostPage};
@@ -22,14 +22,14 @@ use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
 const BYTES: usize = size_of::<MessageHeader>();
-/// How long the host polls without sleeping: on a fast network the headers arrive within that time, and the shortest
-/// sleep takes as long as they do.
+/// How long the host polls without sleeping. On a fast network the headers arrive in this time, which the shortest
+/// sleep would already take.
 const SPIN_TIME: Duration = Duration::from_micros(100);
-/// How long it sleeps between polls after that.
+/// After that time the host sleeps for so long between polls.
 const POLL_INTERVAL: Duration = Duration::from_micros(20);
 
-/// Memory for a handshake: this rank's header, then those of the ranks that it forwards for. The network accesses host
-/// memory: a copy behind an exchange could hold up copies of other streams.
+/// Memory for a handshake: this rank's header, then those of the ranks that it forwards for. It is host memory, which
+/// the network accesses directly, as a copy queued after an exchange could delay copies of other streams.
 pub struct Handshake {
     page: HostPage<MessageHeader>,
     arrived: Mutex<Box<dyn StreamMark>>,
@@ -40,7 +40,7 @@ pub struct Handshake {
 pub struct NewHandle<'a> {
     pub network: &'a Network,
     pub faults: &'a FaultPage,
-    /// Its name in failure reports.
+    /// What the handle is called in error texts.
     pub what: &'static str,
     pub number: u32,
 }
@@ -51,21 +51,21 @@ impl NewHandle<'_> {
     }
 }
 
-/// A rank's part of a handle.
+/// What a rank announces about a new handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Announced {
     pub tokens: usize,
-    /// Ids per token, or why the rank refuses.
+    /// The number of ids per token, or why the rank refuses.
     pub verdict: u32,
 }
 
 impl Handshake {
-    /// Memory for a rank that forwards for `forwarded` ranks, itself included.
+    /// Memory for a rank that forwards for `forwarded` ranks, including itself.
     pub fn new(memory: &Arc<CudaMemory>, forwarded: usize) -> Result<Self> {
         Ok(Self { page: HostPage::new(&memory.context, forwarded)?, arrived: Mutex::new(memory.new_mark()?) })
     }
 
-    /// Whether nothing uses it any more.
+    /// Whether its last exchange, if any, has run.
     pub fn is_free(&self) -> bool {
         self.arrived.lock().is_over() == Ok(true)
     }
@@ -79,7 +79,7 @@ impl Handshake {
             ..Default::default()
         };
         self.page.write(0, header);
-        // The network reads the header after this.
+        // The network reads the header only after this fence.
         fence(Ordering::Release);
         let message =
             |(index, &peer)| Message { peer, data: DevPtr(self.page.device() as usize + index * BYTES), bytes: BYTES };
@@ -95,9 +95,9 @@ impl Handshake {
 
     /// Waits until the others' headers are here.
     ///
-    /// The handshake is a network operation, and the watchdog's deadline comes first once it runs. It is stream-ordered
-    /// after the group's earlier network operations, and so perhaps after a stream that never reaches its part: then
-    /// the watchdog's clock has not started, so this limit applies and ends the network.
+    /// A handshake that runs is a network operation with a watchdog, whose deadline is earlier. But stream order may
+    /// put the handshake after a stream that never gets there; then the watchdog's time has not begun, and this limit
+    /// ends the network.
     fn wait_until_arrived(&self, handle: &NewHandle<'_>) -> Result<()> {
         let transport = handle.network.exchanges.transport()?;
         let limit = 2 * handle.faults.timeout;
@@ -121,8 +121,8 @@ impl Handshake {
         transport.health().map_or(Ok(()), Err)
     }
 
-    /// Waits for the headers about `handle` from the other ranks that this one forwards for. If one is about another
-    /// handle, or announces more than `most_tokens`, the network ends.
+    /// Waits for the headers about `handle` from the other ranks that this one forwards for. Ends the network if a
+    /// header is about another handle, or announces more than `most_tokens`.
     pub fn wait(&self, handle: &NewHandle<'_>, most_tokens: usize) -> Result<Vec<Announced>> {
         self.wait_until_arrived(handle)?;
         let remote = handle.network.view.remote().iter().zip(1..);
@@ -136,9 +136,9 @@ impl Handshake {
     }
 }
 
-/// What `rank` announces about handle `number`, if its header is about that.
+/// The announcement in a header of `rank`, which must be about handle `number`.
 fn check(header: MessageHeader, rank: GroupRank, number: u32, most_tokens: usize) -> Result<Announced> {
-    // It may also run an operation on an earlier handle where this rank creates a new one.
+    // The header may also be of an operation on an earlier handle, where this rank creates a new one.
     if header.handle != number || header.epoch != 0 {
         return Err(Error::usage(Subject::Handle, AmongRanks::Same { rank }).got(number, header.handle));
     }

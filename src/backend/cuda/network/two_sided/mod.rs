@@ -1,4 +1,4 @@
-//! A group's messages between nodes, if both hosts enqueue them: everything that operations need only for that.
+//! Messages between nodes for which hosts on both sides enqueue operations.
 
 pub mod handshake;
 

@@ -1,4 +1,4 @@
-//! Facts that all ranks of a group share: which rank hosts which experts, and the bounds.
+//! The configuration of a group, which all ranks share: modes, bounds, and which rank hosts which experts.
 
 use crate::model::ids::GroupRank;
 use crate::model::layout::Layout;
@@ -8,7 +8,7 @@ use std::time::Duration;
 /// Most experts that one token may name.
 pub const MAX_TOP_K: usize = 32;
 
-/// Rows move in pieces of this many bytes, so a row's size is a multiple of it.
+/// A row's size is a multiple of this, as kernels move rows by accesses of 16 bytes.
 pub const ROW_ALIGN: usize = 16;
 
 crate::named! {
@@ -21,65 +21,66 @@ crate::named! {
 }
 
 crate::named! {
-    /// How an LL combine sums, with the values of the environment variable; both are deterministic and sum in fp32.
+    /// How an LL combine sums; the names are values of the environment variable. Both ways are deterministic, in fp32.
     LlCombineMode:
-    /// Every (token, k) row goes home and is summed there in order of k: bit-identical to the reference.
+    /// The row of every (token, k) goes home and is summed there in order of k: bit-identical to the reference.
     Exact = 0, "exact";
-    /// An expert rank sums its rows of a token and sends one row: fewer bytes.
+    /// Expert ranks sum their rows of a token and send one row: fewer bytes.
     Reduce = 1, "reduce";
 }
 
 impl LlCombineMode {
-    /// The variant of a rank whose combine is `exact` or not, and that of a rank which differs.
+    /// The names of this rank's variant, whose combine is `exact` or not, and of a rank's that differs.
     pub fn variants(exact: bool) -> [&'static str; 2] {
         if exact { ["ll.exact", "ll.reduce"] } else { ["ll.reduce", "ll.exact"] }
     }
 }
 
 crate::named! {
-    /// How the sums of nodes are added, with the values of the environment variable; both are deterministic, in fp32.
+    /// How the sums of nodes are added; the names are values of the environment variable. Both are deterministic, in
+    /// fp32.
     #[derive(Default)]
     NodeSums:
-    /// The home node's first, unrounded, then the others in ring order.
+    /// First the home node's sum, unrounded, then the others in ring order.
     #[default]
     HomeFirst = 0, "home";
-    /// Each node's sum rounded, nodes ascending: the result does not depend on a token's home.
+    /// Each node's sum is rounded, and nodes are in ascending order, so the result does not depend on a token's home.
     Invariant = 1, "invariant";
 }
 
-/// The most tokens per rank with which the rows that one of `ranks` receives fit in 31 bits.
+/// The most tokens per rank such that the number of rows that one of `ranks` receives fits in 31 bits.
 pub fn most_tokens(ranks: usize) -> usize {
     i32::MAX as usize / ranks
 }
 
-/// What depends on a group's mode.
+/// One of two values, by a group's mode.
 #[derive(Clone, Copy, Debug)]
 pub enum ByMode<L, H> {
     Ll(L),
     Ht(H),
 }
 
-/// A caller's settings of a group, not checked yet.
+/// A caller's settings of a group, before they are checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupSettings {
     pub algorithm: Algorithm,
     /// Experts over all ranks.
     pub experts: usize,
-    /// Bound on tokens per rank; `None`: no bound.
+    /// Bound on tokens per rank; `None` without a bound.
     pub max_tokens: Option<usize>,
     /// Largest row that an operation may move, in bytes.
     pub row_bytes: usize,
     /// Channels to use; `None`: the library chooses.
     pub channels: Option<usize>,
-    /// HT: whether handles may lay rows out by expert; the windows then have room for it.
+    /// HT: whether handles may order rows by expert, for which windows need room.
     pub zones: bool,
-    /// HT: rows that an ABI's tensors must have room for; 0 for none. The same on all ranks.
+    /// HT: rows for which an ABI's tensors must have room; 0 if there is no such rule. The same on all ranks.
     pub tensor_rows: usize,
     /// HT: whether routing drops rows beyond that.
     pub drops: bool,
-    /// Deadline of any wait for another rank, unless the environment sets one; `None`: the library chooses.
+    /// Timeout of waits for other ranks, unless the environment sets one; `None`: the library chooses.
     pub timeout: Option<Duration>,
-    /// The largest number of SMs asked for, which the device must have.
+    /// The largest number of SMs that the caller asks for; the device must have as many.
     pub sms: Option<usize>,
     /// How LL combines on one node sum, unless the environment sets it.
     pub ll_combine: LlCombineMode,
@@ -94,7 +95,7 @@ pub struct GroupFacts {
     pub rank: GroupRank,
     /// Experts over all ranks; divisible by `ranks`.
     pub experts: usize,
-    /// Bound on tokens per rank; `None` in HT: each handle finds its own.
+    /// Bound on tokens per rank; `None` only in HT, where each handle then has its own.
     pub max_tokens: Option<usize>,
     /// Largest row that an operation may move, in bytes.
     pub row_bytes: usize,
@@ -103,19 +104,19 @@ pub struct GroupFacts {
     pub ht_chunk_bytes: Option<usize>,
     /// Channels to use, 2 SMs each; `None`: the library chooses.
     pub channels: Option<usize>,
-    /// HT: whether handles may lay rows out by expert, even if many may come.
+    /// HT: whether handles may order rows by expert, however many may come.
     pub zones: bool,
-    /// HT: rows that an ABI's tensors must have room for; 0 for none.
+    /// HT: rows for which an ABI's tensors must have room; 0 if there is no such rule.
     pub tensor_rows: usize,
     /// HT: whether routing drops rows beyond that.
     pub drops: bool,
 }
 
-/// A group whose ranks receive at most this many rows has room for zones unasked: it costs little.
+/// Groups whose ranks receive at most this many rows always have room for zones, as it costs little.
 const MOST_ROWS_WITH_ZONES: usize = 1 << 20;
 
 impl GroupFacts {
-    /// HT: whether handles may lay rows out by expert.
+    /// HT: whether handles may order rows by expert.
     pub fn has_zones(&self) -> bool {
         self.zones || self.max_tokens.is_some_and(|tokens| tokens.saturating_mul(self.ranks) <= MOST_ROWS_WITH_ZONES)
     }
@@ -124,12 +125,12 @@ impl GroupFacts {
         self.experts / self.ranks
     }
 
-    /// The most rows that a rank receives, per expert (LL) or in total (HT): all that the ranks may send.
+    /// The most rows that a rank receives, per expert (LL) or in total (HT): as many as all ranks may send.
     pub fn recv_rows(&self) -> Option<usize> {
         self.max_tokens.map(|tokens| tokens * self.ranks)
     }
 
-    /// The layout of rows that a rank receives in LL with one row for all its experts.
+    /// LL: the layout of rank-major rows, of which there is one per token for all experts of the rank.
     pub fn rank_major(&self) -> Layout {
         Layout::RankMajor { ranks: self.ranks, slots: self.max_tokens.unwrap_or(0) }
     }
@@ -150,7 +151,7 @@ impl GroupFacts {
         rank * local..(rank + 1) * local
     }
 
-    /// The expert that routing entry `id` names; `None` for negative and too large ids, which are ignored.
+    /// The expert with the number `id`; `None` for negative and too large ids, which are ignored.
     pub fn expert(&self, id: i64) -> Option<usize> {
         usize::try_from(id).ok().filter(|&expert| expert < self.experts)
     }
@@ -162,7 +163,7 @@ impl GroupFacts {
 
 #[cfg(test)]
 impl GroupFacts {
-    /// The defaults of unit tests.
+    /// An example for unit tests.
     pub const SAMPLE: Self = Self {
         algorithm: Algorithm::LowLatency,
         ranks: 2,

@@ -1,15 +1,14 @@
-//! What a handle keeps for its operations: one relocatable block of memory.
+//! The state that a handle keeps for its operations, in one relocatable block of memory.
 //!
-//! A header, then sections at offsets from the block's start. The block holds no addresses, and nothing that an
-//! operation needs is elsewhere: a copy of the bytes serves a handle of an equal group, at any address. Both backends
-//! write the same numbers into the sections.
+//! A block has a header, then sections at fixed offsets. It has no addresses, and operations need nothing else: so a
+//! copy of the bytes serves a handle of an equal group, at any address. Both backends store the same numbers in
+//! sections.
 //!
-//! Blocks lie in the library's memory or in a caller's ([`HandleHome`]). The library's are never reopened, so their
-//! headers are not written. In a caller's, each operation compares the header first and refuses anything else that lies
-//! there. The sections behind a valid header are trusted.
+//! A block is in the library's memory or in a caller's ([`HandleHome`]). Only in a caller's memory has it a header,
+//! which each operation checks, so that other content is refused. Sections after a valid header are trusted.
 //!
-//! Over several nodes a handle also has numbers on the host (how much each message carries). There a block in a
-//! caller's memory has another format, with these behind its header (`cuda/ht/nodes/caller_block.rs`).
+//! Over several nodes the host also needs numbers, such as the sizes of messages. There a block in a caller's memory
+//! has another format, with these numbers after the header (`cuda/ht/nodes/caller_block.rs`).
 
 use crate::model::group::{Algorithm, GroupFacts};
 use crate::model::layout::Layout;
@@ -23,19 +22,19 @@ pub const SECTION_ALIGN: usize = 256;
 /// A block's address is a multiple of this.
 pub const BLOCK_ALIGN: usize = 16;
 
-/// Bytes of an (expert, index) pair: both have 32 bits.
+/// Bytes of an (expert, index) pair, of 32 bits each.
 const ENTRY_BYTES: usize = 8;
 const WORD_BYTES: usize = 4;
 
-/// Where a handle keeps its block, and for how long.
+/// Where a handle has its block, and how long it lives.
 #[derive(Clone, Debug, Default)]
 pub struct HandleHome {
-    /// In a caller's memory; `None`: in the library's.
+    /// The block in a caller's memory; `None` if it is in the library's.
     pub caller_block: Option<CallerBlock>,
     pub life: HandleLife,
 }
 
-/// Held by somebody for as long as a caller's handle lives, across all its routings.
+/// Exists, in some clone, for as long as a caller's handle lives, across all its routings.
 #[derive(Clone, Debug, Default)]
 pub struct HandleLife(Arc<()>);
 
@@ -59,24 +58,24 @@ impl WatchedLife {
     }
 }
 
-/// A block in a caller's memory, as large as the handle's state.
+/// A block in a caller's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CallerBlock(pub DevPtr);
 
-/// What determines the sections.
+/// The sizes that determine the sections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateShape {
-    /// Ranks by which rows are counted.
+    /// Number of ranks by which rows are counted.
     pub ranks: usize,
     pub local_experts: usize,
-    /// Tokens per rank for which there is room.
+    /// Number of tokens per rank for which there is room.
     pub most_tokens: usize,
     pub top_k: usize,
     pub form: HandleForm,
 }
 
 impl StateShape {
-    /// The shape for a group on one node with a bound on tokens; `None` without the bound.
+    /// The shape for a group on one node; `None` without a bound on tokens.
     pub fn of_group(facts: &GroupFacts, top_k: usize, form: HandleForm) -> Option<Self> {
         Some(Self {
             ranks: facts.ranks,
@@ -87,12 +86,12 @@ impl StateShape {
         })
     }
 
-    /// The most slots of a row with zones.
+    /// The most slots of a row, with zones.
     pub fn slots(self) -> usize {
         self.top_k.min(self.local_experts)
     }
 
-    /// Bytes of the ids that a handle keeps, 64 bits each.
+    /// Bytes of the ids that a handle keeps, of 64 bits each.
     fn id_bytes(self) -> usize {
         let ids = self.most_tokens * self.top_k * IntWidth::Bits64.bytes();
         if self.form.keeps_ids { ids } else { 0 }
@@ -102,14 +101,14 @@ impl StateShape {
 /// Sections of an HT handle's block, and its size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HtSections {
-    /// u32 `[ranks + 1]`: this rank's first row from each source, then the number of rows.
+    /// u32 `[ranks + 1]`: the index of the first row from each source, then the number of received rows.
     pub begins: usize,
-    /// u32 `[ranks]`: rows that go from this rank to each.
+    /// u32 `[ranks]`: numbers of rows that this rank sends to each.
     pub departures: usize,
     /// i32 `[local_experts]`: received rows per expert.
     pub counts: usize,
-    /// `[most_tokens][top_k]` pairs of 32 bits: a token's experts, ascending, each once, then -1; and the row's index
-    /// among those that this rank sends to the expert's rank.
+    /// `[most_tokens][top_k]` pairs of 32 bits: an expert, ascending without repetition, then -1; and the row's index
+    /// among the rows that this rank sends to the expert's rank.
     pub entries: usize,
     /// i64 `[most_tokens][top_k]`: the ids, if the handle keeps them.
     pub ids: usize,
@@ -139,24 +138,24 @@ impl HtSections {
     }
 }
 
-/// Sections of an LL handle's block, and its size: what a dispatch stores for its combines.
+/// Sections of an LL handle's block, and its size. A dispatch stores them for its combines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LlSections {
-    /// i32 `[sources][most_tokens][top_k]`: the expert of each entry of this rank, and of the ranks that it forwards
-    /// for; negative if none.
+    /// i32 `[sources][most_tokens][top_k]`: the expert of each entry of this rank and of the ranks that it forwards
+    /// for; negative if there is none.
     pub expert_of: usize,
-    /// i32 `[ranks][most_tokens][top_k]`: output row of each entry that arrived here, negative if none. Rank-major,
-    /// a token's first entry holds its row, whichever entry named this rank.
+    /// i32 `[ranks][most_tokens][top_k]`: output row of each entry that arrived here, negative if there is none. In
+    /// rank-major operations a token's first entry has its row, whichever entry names this rank.
     pub row_of: usize,
-    /// u32 `[ranks + 1]`: tokens of each rank, then on GPUs the view that holds the rows.
+    /// u32 `[ranks + 1]`: number of tokens of each rank, then on GPUs the view that has the rows.
     pub tokens_of: usize,
-    /// i64 `[most_tokens][top_k]`: room to widen 32-bit ids to what the kernels read, if such are allowed.
+    /// i64 `[most_tokens][top_k]`: for widening 32-bit ids, which kernels do not read, if these are allowed.
     pub ids: usize,
     pub bytes: usize,
 }
 
 impl LlSections {
-    /// Sections for handles of this shape, on a rank that forwards for `sources`, itself included.
+    /// Sections for handles of this shape, on a rank that forwards for `sources`, including itself.
     pub fn new(shape: StateShape, sources: usize) -> Self {
         let entries = shape.most_tokens * shape.top_k * WORD_BYTES;
         let mut block = regions();
@@ -170,15 +169,15 @@ impl LlSections {
     }
 }
 
-/// The regions behind a header.
+/// The regions after a header.
 fn regions() -> Regions {
     let mut block = Regions::new(SECTION_ALIGN);
     block.take(HEADER_WORDS * WORD_BYTES);
     block
 }
 
-/// Bytes of the block of a handle with `top_k` ids per token, for a group on one node; `None` without a bound on
-/// tokens: handles then have no common size.
+/// Bytes of the block of a handle with `top_k` ids per token, in a group on one node; `None` without a bound on tokens,
+/// as handles then have no common size.
 pub fn block_bytes(facts: &GroupFacts, top_k: usize, form: HandleForm) -> Option<usize> {
     let shape = StateShape::of_group(facts, top_k, form)?;
     Some(match facts.algorithm {
@@ -187,24 +186,24 @@ pub fn block_bytes(facts: &GroupFacts, top_k: usize, form: HandleForm) -> Option
     })
 }
 
-/// The first word of each header: "nEpH".
+/// The first word of every header: "nEpH".
 const MAGIC: u32 = 0x6e45_7048;
-/// Changes with the sections or their meaning.
+/// To be changed with the sections or their meaning.
 const VERSION: u32 = 2;
 
 pub const HEADER_WORDS: usize = 20;
-/// The leading words, which tell whether an operation can use a block. The others describe its routing.
+/// The number of leading words, by which an operation decides whether it can use a block; the rest is of the routing.
 pub const COMPARED_WORDS: usize = 16;
-/// HT: the routing's number, the same on all ranks; two words.
+/// HT: the index of the two words with the routing's number, which is the same on all ranks.
 pub const NUMBER_WORD: usize = COMPARED_WORDS;
-/// HT: the rows that this rank receives, or why there is no routing.
+/// HT: the index of the word with the number of rows that this rank receives, or why there is no routing.
 pub const ROWS_WORD: usize = NUMBER_WORD + 2;
 
-/// The layout of the rows that the block describes.
+/// The index of the word with the layout of rows.
 const LAYOUT_WORD: usize = 3;
-/// Bit of the ids' word: the block holds the ids.
+/// Bit of the ids' word: the block has the ids.
 const KEPT_IDS: u32 = 1 << 8;
-/// Lowest bit, in the same word, of the zones' alignment.
+/// Lowest bit of the zones' alignment in the ids' word.
 const ALIGNMENT_SHIFT: u32 = 16;
 
 /// What word `word` of a header tells if it is `value`, in the terms of callers where they know it.
@@ -223,7 +222,7 @@ pub fn shown(word: u32, value: u32) -> String {
     format!("{name} {value}")
 }
 
-/// `header` with another layout: each LL dispatch chooses its own.
+/// `header` with another layout, which each LL dispatch chooses.
 pub fn with_layout(mut header: [u32; HEADER_WORDS], layout: Layout) -> [u32; HEADER_WORDS] {
     header[LAYOUT_WORD] = layout_number(layout);
     header
@@ -240,7 +239,7 @@ const fn layout_number(layout: Layout) -> u32 {
     }
 }
 
-/// The width of a block's ids, and whether it holds them: then all have 64 bits. Also its zones.
+/// The word for the width of ids, whether the block has them, which then have 64 bits, and its zones.
 fn word_of_ids(routing: &Routing) -> u32 {
     let ids = match routing.form.keeps_ids {
         true => KEPT_IDS | IntWidth::Bits64.bytes() as u32,
@@ -260,7 +259,7 @@ fn ids_shown(word: u32) -> String {
     }
 }
 
-/// The header of a block with routing `number`, or 0. The number of rows is not filled in.
+/// The header of a block with routing `number`, or 0, without the number of rows.
 pub fn header(facts: &GroupFacts, routing: &Routing, number: u64) -> [u32; HEADER_WORDS] {
     let offset = |bytes: usize| (bytes / SECTION_ALIGN) as u32;
     let shape = StateShape::of_group(facts, routing.top_k, routing.form);

@@ -1,4 +1,4 @@
-//! One small hash for values that ranks compare; not safe against forgery.
+//! The hash of values that ranks compare; not safe against forgery.
 
 /// The 64-bit FNV-1a hash of `bytes`.
 pub fn fnv1a<'a>(bytes: impl IntoIterator<Item = &'a u8>) -> u64 {

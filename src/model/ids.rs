@@ -1,4 +1,4 @@
-//! Numbers of ranks and nodes, a distinct type each, so that they cannot be confused.
+//! Numbers of ranks and nodes, each kind of a type of its own, so that they cannot be confused.
 
 use std::fmt;
 
@@ -10,22 +10,22 @@ macro_rules! ids {
         pub struct $name(u32);
 
         impl $name {
-            /// Number `index`. NCCL counts ranks in an `int`, so it fits.
+            /// The number `index`, which fits in 32 bits, as NCCL counts ranks in an `int`.
             pub const fn new(index: usize) -> Self {
                 Self(index as u32)
             }
 
-            /// The index into arrays with one entry for each.
+            /// The number as an index of arrays.
             pub const fn index(self) -> usize {
                 self.0 as usize
             }
 
-            /// The number as kernels take it.
+            /// The number as a kernel parameter.
             pub const fn word(self) -> u32 {
                 self.0
             }
 
-            /// All `count` of them, ascending.
+            /// The numbers below `count`, ascending.
             pub fn all(count: usize) -> impl DoubleEndedIterator<Item = Self> {
                 (0..count).map(Self::new)
             }
@@ -54,12 +54,12 @@ macro_rules! ids {
 ids! {
     /// A rank of the group.
     GroupRank;
-    /// A rank within its node (LSA team): the index of its window there.
+    /// The number of a rank within its node (LSA team).
     LocalRank;
-    /// A rank of a communicator across nodes.
+    /// The number of a rank in a communicator across nodes.
     CommRank;
-    /// A node of the group, by its lowest rank.
+    /// The number of a node; nodes are ordered by their lowest ranks.
     Node;
-    /// A rank among those that one rank forwards for; that rank itself is number 0.
+    /// The number of a source, among the ranks that one rank forwards for; that rank itself is number 0.
     SourceIx;
 }

@@ -2,27 +2,28 @@
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
-    /// `[experts, slots, *]`: a row for each (token, k); a local expert's are contiguous, by source rank, token, k.
+    /// `[experts, slots, *]`: a row per (token, k). The rows of a local expert are contiguous, by source rank, token,
+    /// k.
     ExpertMajor {
-        /// Local experts.
+        /// Number of local experts.
         experts: usize,
         /// Room for rows of each.
         slots: usize,
     },
-    /// `[ranks, slots, *]`: a row for each token that names an expert of the rank; a source rank's are contiguous, by
-    /// token.
+    /// `[ranks, slots, *]`: a row per token that names an expert of the rank. The rows of a source rank are contiguous,
+    /// by token.
     RankMajor {
-        /// Source ranks.
+        /// Number of source ranks.
         ranks: usize,
         /// Room for rows of each.
         slots: usize,
     },
-    /// `[n, *]`: a row for each token that names an expert of the rank, by source rank, then token. The caller's tensor
-    /// gives n.
+    /// `[n, *]`: a row per token that names an expert of the rank, by source rank, then token. The caller's tensor has
+    /// n rows.
     Flat,
 }
 
-/// The name of an LL operation's layout, with whether its rows lie in a view.
+/// The name of an LL operation's layout, and whether its rows are in a view.
 pub fn layout_name(by_rank: bool, in_view: bool) -> &'static str {
     match (by_rank, in_view) {
         (_, true) => "rank-major in a view",
@@ -31,17 +32,17 @@ pub fn layout_name(by_rank: bool, in_view: bool) -> &'static str {
     }
 }
 
-/// A row, by what it belongs to.
+/// A row, identified by its zone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowOf {
-    /// The local expert or, rank-major, the source rank whose rows are contiguous. Ignored in a flat layout.
+    /// The local expert or, rank-major, the source rank; ignored in a flat layout.
     pub zone: usize,
     /// How many rows of the zone come before it.
     pub ordinal: usize,
 }
 
 impl Layout {
-    /// Dimensions of a tensor before the last, whose extent is a row's.
+    /// The number of a tensor's dimensions before the last, which is a row's.
     pub const fn dims(self) -> usize {
         match self {
             Self::ExpertMajor { .. } | Self::RankMajor { .. } => 2,
@@ -49,7 +50,7 @@ impl Layout {
         }
     }
 
-    /// Rows of a tensor; none where the caller's tensor gives the number.
+    /// Number of rows of a tensor; `None` if the caller's tensor determines it.
     pub const fn rows(self) -> Option<usize> {
         match self {
             Self::ExpertMajor { experts: zones, slots } | Self::RankMajor { ranks: zones, slots } => {
@@ -59,7 +60,7 @@ impl Layout {
         }
     }
 
-    /// Room for rows of one expert; none where a row is for all experts of the rank.
+    /// Room for rows of one expert; `None` if a row is for all experts of the rank.
     pub const fn slots(self) -> Option<usize> {
         match self {
             Self::ExpertMajor { slots, .. } => Some(slots),
@@ -67,7 +68,7 @@ impl Layout {
         }
     }
 
-    /// Whether it is the layout of LL dispatches with ids among their outputs.
+    /// Whether the layout is that of LL dispatches which deliver ids.
     pub const fn is_rank_major(self) -> bool {
         matches!(self, Self::RankMajor { .. })
     }

@@ -1,6 +1,6 @@
 //! The vocabulary of the library: element types, tensors, scales, group facts, layouts, operations, ranks, topology.
 //!
-//! Plain data with the arithmetic that belongs to it. Nothing here touches memory that it does not own.
+//! Plain data and its arithmetic. Nothing here accesses memory that it does not own.
 
 pub mod group;
 pub mod handle_state;

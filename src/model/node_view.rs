@@ -1,4 +1,4 @@
-//! The nodes of a group as one rank sees them: who forwards for whom. Used by both modes' operations over nodes.
+//! The nodes of a group from one rank's point of view: which ranks forward for which. Used by both modes.
 //!
 //! On each node every rank of the group has a *forwarder*: itself at home, elsewhere its *rail peer*. A forwarder does
 //! on its node what the rank does at home: it sends the rank's rows to the ranks there, and collects what they return.
@@ -6,33 +6,33 @@
 use crate::model::ids::{GroupRank, LocalRank, SourceIx};
 use crate::model::topology::Topology;
 
-/// The nodes as one rank sees them.
+/// The nodes from one rank's point of view.
 #[derive(Clone, Debug)]
 pub struct NodeView {
     pub topology: Topology,
     pub rank: GroupRank,
-    /// Its index within its node.
+    /// The rank's index within its node.
     pub own: LocalRank,
-    /// The ranks of its node, ascending: they map each other's memory.
+    /// The ranks of its node, ascending, which map each other's memory.
     pub locals: Vec<GroupRank>,
-    /// One per other node, beginning with the node before this one: the order in which sums add the nodes.
+    /// One rank per other node, in the order in which nodes' sums are added: beginning with the node before this one.
     pub rail_peers: Vec<GroupRank>,
-    /// For each rank of this node, whom it forwards for: itself first, then others by node, then rank.
+    /// For each rank of this node, the ranks that it forwards for: itself first, then others by node, then rank.
     forwarded: Vec<Vec<GroupRank>>,
-    /// Where each rank of the group is.
+    /// The position of each rank of the group.
     pub of_rank: Vec<SeenRank>,
 }
 
-/// Where a rank of the group is.
+/// The position of a rank of the group, seen from this node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SeenRank {
-    /// `None` if on another node.
+    /// The rank's local index; `None` on another node.
     pub local: Option<LocalRank>,
-    /// Its forwarder here.
+    /// The rank's forwarder on this node.
     pub forwarder: LocalRank,
-    /// Its index among the ranks that its forwarder forwards for.
+    /// The rank's index among those that its forwarder forwards for.
     pub source: SourceIx,
-    /// How many nodes before this one its node is, in ring order.
+    /// By how many nodes, in ring order, the rank's node precedes this one.
     pub distance: usize,
 }
 
@@ -41,7 +41,7 @@ impl NodeView {
         let locals = topology.ranks_of(topology.node_of(rank)).to_vec();
         let forwarded: Vec<_> = locals.iter().map(|&it| topology.forwarded_by(it)).collect();
         let mut of_rank = vec![SeenRank::default(); topology.ranks()];
-        // Each rank of the group has one forwarder here.
+        // Each rank of the group has one forwarder on this node.
         for (forwarder, ranks) in LocalRank::all(forwarded.len()).zip(&forwarded) {
             for (source, &seen) in SourceIx::all(ranks.len()).zip(ranks) {
                 if let Some(to) = of_rank.get_mut(seen.index()) {
@@ -65,7 +65,7 @@ impl NodeView {
         }
     }
 
-    /// The rank of this node with index `local`; the index itself if there is none.
+    /// The rank with index `local` on this node; the index itself if there is none.
     pub fn rank_of(&self, local: LocalRank) -> GroupRank {
         self.locals.get(local.index()).copied().unwrap_or(GroupRank::from(local.word()))
     }
@@ -79,7 +79,7 @@ impl NodeView {
         self.forwarded.get(self.own.index()).map_or(&[], Vec::as_slice)
     }
 
-    /// Those on other nodes: sources 1 and up.
+    /// The ranks of other nodes that this one forwards for: sources 1 and up.
     pub fn remote(&self) -> &[GroupRank] {
         self.forwarded().get(1..).unwrap_or_default()
     }
@@ -89,7 +89,7 @@ impl NodeView {
         self.forwarded.iter().map(Vec::len).max().unwrap_or(1) - 1
     }
 
-    /// For each rank of this node, whom it forwards for.
+    /// For each rank of this node, the ranks that it forwards for.
     pub fn forwarded_by_all(&self) -> &[Vec<GroupRank>] {
         &self.forwarded
     }
@@ -100,7 +100,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::model::topology::tests::on_nodes;
 
-    /// What `rank` sees; `nodes` has a letter per rank that names its node.
+    /// The view of `rank`; `nodes` has a letter per rank that names its node.
     pub fn view(nodes: &str, rank: usize) -> NodeView {
         NodeView::new(on_nodes(nodes), GroupRank::new(rank))
     }

@@ -1,17 +1,17 @@
-//! Objects: memory of the ranks that their peers map. Finds the object that a tensor lies in.
+//! Objects, that is memory of ranks which their peers map: finds the object that contains a tensor.
 
 /// Most objects of a group at a time.
 pub const MAX_OBJECTS: usize = 64;
-/// Alignment of objects' memory, and of tensors that lie in it.
+/// Alignment of objects, and of tensors in them.
 pub const OBJECT_ALIGN: u64 = 16;
-/// Ranks exchange offsets as 32-bit multiples of the alignment, so they reach this far.
+/// Ranks exchange offsets as 32-bit multiples of the alignment, so only this many bytes can be addressed.
 const REACHED_BYTES: u64 = OBJECT_ALIGN << 32;
 
-/// Where a tensor lies. The number of an object is the same on all ranks; the offset need not be.
+/// A tensor's address in an object. All ranks number objects alike, but the offset need not be the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct ObjectOffset {
     pub object: u32,
-    /// From the start of this rank's memory of the object to the first byte; a multiple of [`OBJECT_ALIGN`].
+    /// Offset from the start of this rank's memory of the object; a multiple of [`OBJECT_ALIGN`].
     pub offset: u64,
 }
 
@@ -19,7 +19,7 @@ pub struct Place {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Range {
     pub begin: u64,
-    /// Length; `begin + bytes` does not overflow.
+    /// Bytes; `begin + bytes` does not overflow.
     pub bytes: u64,
     pub object: u32,
 }
@@ -35,7 +35,7 @@ impl Range {
 pub struct Ranges(Vec<Range>);
 
 impl Ranges {
-    /// Adds one that overlaps no other.
+    /// Adds a range that overlaps no other.
     pub fn insert(&mut self, range: Range) {
         self.0.insert(self.0.partition_point(|it| it.begin < range.begin), range);
     }
@@ -61,14 +61,14 @@ impl Ranges {
         (address < found.end()).then_some(*found)
     }
 
-    /// Where a tensor of `bytes` at `address` lies; `None` if peers' kernels could not reach it: it is not wholly in
-    /// one object, too far behind the object's start, or misaligned.
-    pub fn place_of(&self, address: u64, bytes: u64) -> Option<Place> {
+    /// The address, in an object, of a tensor of `bytes` at `address`; `None` if kernels of peers could not access it,
+    /// as it is not wholly in one object, too far from the object's start, or misaligned.
+    pub fn locate(&self, address: u64, bytes: u64) -> Option<ObjectOffset> {
         let range = self.find(address)?;
         let offset = address - range.begin;
         let is_inside = bytes <= range.bytes - offset && offset.saturating_add(bytes) <= REACHED_BYTES;
         let is_aligned = address.is_multiple_of(OBJECT_ALIGN);
-        (is_inside && is_aligned).then_some(Place { object: range.object, offset })
+        (is_inside && is_aligned).then_some(ObjectOffset { object: range.object, offset })
     }
 }
 
@@ -87,7 +87,7 @@ mod tests {
     #[test]
     fn a_tensor_is_in_one_object_or_in_none() {
         let ranges = ranges(&[(4096, 64, 1), (0x8000, 0x1000, 0), (0x9000, 32, 5)]);
-        let at = |address, bytes| ranges.place_of(address, bytes).map(|it| (it.object, it.offset));
+        let at = |address, bytes| ranges.locate(address, bytes).map(|it| (it.object, it.offset));
         assert_eq!(at(4096, 64), Some((1, 0)));
         assert_eq!(at(4112, 48), Some((1, 16)));
         assert_eq!(at(4096, 0), Some((1, 0)));
@@ -105,7 +105,7 @@ mod tests {
     #[test]
     fn a_tensor_too_far_behind_the_beginning_is_in_none() {
         let ranges = ranges(&[(4096, 80 << 30, 2)]);
-        let offset = |behind: u64, bytes| ranges.place_of(4096 + behind, bytes).map(|it| it.offset);
+        let offset = |behind: u64, bytes| ranges.locate(4096 + behind, bytes).map(|it| it.offset);
         assert_eq!(offset((64 << 30) - 32, 32), Some((64 << 30) - 32));
         assert_eq!(offset((64 << 30) - 32, 48), None);
         assert_eq!(offset(64 << 30, 16), None);
@@ -122,7 +122,7 @@ mod tests {
         }
         let again = Range { begin: 4112, bytes: 16, object: 3 };
         ranges.remove(1);
-        assert_eq!(ranges.place_of(4096, 16), None);
+        assert_eq!(ranges.locate(4096, 16), None);
         ranges.insert(again);
         assert_eq!(ranges.find(4120).map(|it| it.object), Some(3));
         ranges.remove(3);

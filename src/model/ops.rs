@@ -1,7 +1,7 @@
-//! Checked operations.
+//! Checked operations, as backends run them.
 //!
-//! `rule` makes them from the caller's tensors; a backend runs them. They hold everything by value, so a staged
-//! operation outlives the caller's descriptors.
+//! `rule` makes them from the caller's tensors. They have everything by value, so a staged operation outlives the
+//! caller's descriptors.
 
 use crate::model::group::LlCombineMode;
 use crate::model::layout::Layout;
@@ -10,7 +10,7 @@ pub use crate::model::tensor::RowType;
 use crate::model::tensor::{DType, DevPtr};
 use std::borrow::Cow;
 
-/// A CUDA stream, as the caller named it; 0 is the default stream.
+/// A caller's CUDA stream; 0 is the default stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stream(pub usize);
 
@@ -20,7 +20,7 @@ impl Stream {
     pub const PER_THREAD: Self = Self(2);
 }
 
-/// Width of an id or another of a caller's integers; signed.
+/// The width of a caller's signed integers, such as ids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IntWidth {
     Bits32,
@@ -28,7 +28,7 @@ pub enum IntWidth {
 }
 
 impl IntWidth {
-    /// The width of `dtype`, if it is such an integer type.
+    /// The width of `dtype`, if it is a signed integer type of 32 or 64 bits.
     pub fn of(dtype: DType) -> Option<Self> {
         match dtype {
             DType::Int32 => Some(Self::Bits32),
@@ -51,7 +51,7 @@ impl IntWidth {
         }
     }
 
-    /// `numbers` of this width, widened to 64 bits each.
+    /// `numbers` of this width, widened to 64 bits.
     pub fn widened(self, numbers: &[u8]) -> Cow<'_, [u8]> {
         match self {
             Self::Bits64 => Cow::Borrowed(numbers),
@@ -63,37 +63,37 @@ impl IntWidth {
     }
 }
 
-/// Properties that an ABI wants of its handles.
+/// Properties of handles, chosen by the ABI.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HandleForm {
-    /// Whether a handle keeps its ids, of either width: then a forward HT dispatch reads them from the handle, and
-    /// gradients of weights come in the order of a token's ids. Otherwise callers pass them again, and gradients come
-    /// by ascending expert.
+    /// Whether a handle keeps its ids, of either width. Then a forward HT dispatch reads them from the handle, and
+    /// weight gradients are in the order of a token's ids. Otherwise callers pass the ids again, and gradients are in
+    /// the order of experts.
     pub keeps_ids: bool,
-    /// HT: rows lie by expert; a row for several experts is there once for each.
+    /// HT: if rows are ordered by expert, with a row for each expert of a token.
     pub zones: Option<Zones>,
-    /// HT without zones, where the handle keeps its ids: the rows that each rank has room for; rows beyond are dropped.
-    /// `None`: no limit. The same on all ranks.
+    /// HT without zones, if the handle keeps its ids: the most rows of each rank, beyond which rows are dropped; `None`
+    /// without a limit. The same on all ranks.
     pub most_rows: Option<usize>,
 }
 
-/// How an HT handle's rows lie by expert: those of an expert together, by source rank, then token, padded with zeros to
-/// a multiple of an alignment.
+/// The order of rows by expert in HT: each expert has a contiguous zone, by source rank, then token, padded with zeros
+/// to a multiple of an alignment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Zones {
     /// A power of two, as `rule::handle::alignment` checks.
     pub alignment: usize,
-    /// Number of slots: rows beyond are dropped, the last experts' first. `None`: no limit.
+    /// The most slots, beyond which rows are dropped, the last experts' first; `None` without a limit.
     pub most_slots: Option<usize>,
 }
 
 impl Zones {
-    /// The size of a zone of `rows`, with padding.
+    /// The size of a zone with `rows`, including padding.
     pub fn padded(self, rows: usize) -> usize {
         rows.next_multiple_of(self.alignment)
     }
 
-    /// The most slots that `rows` rows take, each for at most `top_k` of the `experts` here; no more than the bound.
+    /// The most slots that `rows` take if each is for at most `top_k` of the `experts` here, within the bound.
     pub fn most(self, rows: usize, top_k: usize, experts: usize) -> usize {
         let most = rows * top_k.min(experts) + experts * (self.alignment - 1);
         let most = most / self.alignment * self.alignment;
@@ -108,14 +108,14 @@ pub struct Numbers {
     pub width: IntWidth,
 }
 
-/// What an HT routing reports to its caller, if asked to.
+/// What an HT routing reports to its caller; `None` for what the caller does not want.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RoutingCounters {
-    /// `[L]`: received rows per local expert; with zones the slots of each, as far as there is room.
+    /// `[L]`: received rows per local expert; with zones the slots of each, without dropped ones.
     pub experts: Option<Numbers>,
     /// With zones, `[L]`: the first slot of each expert.
     pub offsets: Option<Numbers>,
-    /// `[1]`: received rows; with zones all slots, including dropped ones.
+    /// `[1]`: number of received rows; with zones of all slots, including dropped ones.
     pub total: Option<Numbers>,
 }
 
@@ -124,20 +124,20 @@ pub struct RoutingCounters {
 pub struct Routing {
     pub ids: DevPtr,
     pub width: IntWidth,
-    /// This rank's tokens.
+    /// The number of this rank's tokens.
     pub tokens: usize,
     pub top_k: usize,
     pub form: HandleForm,
 }
 
-/// The launch shape that a caller wants for one operation; zeros leave it to the library. Within the group's bound.
+/// A caller's launch options for an operation, within the group's bound; zeros leave the choice to the library.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Launch {
     pub blocks: u32,
     /// Blocks that send.
     pub send_blocks: u32,
     pub threads: u32,
-    /// Whether the kernel waits for the one before it to end.
+    /// Whether the kernel begins only after the previous one has ended.
     pub in_order: bool,
 }
 
@@ -149,7 +149,7 @@ impl Launch {
     }
 }
 
-/// What a rank-major LL dispatch sends beside its rows, and where it arrives.
+/// The ids and weights of a rank-major LL dispatch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LlTopk {
     /// f32 `[T, K]`: the weights of this rank's tokens.
@@ -162,16 +162,16 @@ pub struct LlTopk {
     pub out_weights: DevPtr,
 }
 
-/// LL dispatch: `tokens [T, H]` to `out [L, R*M, H]` or, rank-major, `[R, M, H]`, optionally with scales.
+/// An LL dispatch: `tokens [T, H]` to `out [L, R*M, H]` or, rank-major, `[R, M, H]`, optionally with scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LlDispatch {
     /// Element type and width of rows as sent and received; also of the input rows, unless it is a cast.
     pub row: RowType,
     pub scaled: Option<Scaled>,
     pub tokens: DevPtr,
-    /// Where rows go; NULL in the receive phase of a dispatch whose rows nobody wants any more.
+    /// Output rows; NULL in a receive phase whose rows are discarded.
     pub out: DevPtr,
-    /// Rank-major: `out` is the view in this bank of the library's.
+    /// Rank-major: the bank of the library's in which `out` is a view; `None` without a view.
     pub view: Option<ViewBank>,
     pub layout: Layout,
     /// Rank-major: the ids and weights.
@@ -198,15 +198,15 @@ fn wire(payload: RowType, scaled: Option<Scaled>) -> WireRow {
 pub struct LlCombine {
     /// Element type and width of input and output rows.
     pub row: RowType,
-    /// Input rows, in the places where dispatch put their tokens.
+    /// Input rows, in the same positions as a dispatch's output rows.
     pub expert_rows: DevPtr,
-    /// The bank of the view that the handle's last dispatch filled; this operation ends the view.
+    /// The bank of the view that the handle's last dispatch filled, and which this operation ends.
     pub view: Option<ViewBank>,
     pub layout: Layout,
-    /// f32 `[T, K]`; none rank-major, where the caller has applied them and summed each rank's rows.
+    /// f32 `[T, K]`; `None` in rank-major combines, where the caller has applied weights and summed each rank's rows.
     pub weights: Option<DevPtr>,
     pub out: DevPtr,
-    /// How experts' rows are summed; ignored if the caller has summed them.
+    /// How experts' rows are summed; ignored in rank-major combines.
     pub sums: LlCombineMode,
     /// As in [`LlDispatch`].
     pub waits: Option<DevPtr>,
@@ -214,13 +214,13 @@ pub struct LlCombine {
 }
 
 impl LlCombine {
-    /// Whether every entry's row goes home: an exact combine of rows that the caller has not summed.
+    /// Whether every entry's row goes home: an exact combine that is not rank-major.
     pub fn is_exact(&self) -> bool {
         self.sums == LlCombineMode::Exact && !self.layout.is_rank_major()
     }
 }
 
-/// An LL operation; both kinds may be staged.
+/// An LL operation, whole or staged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LlOp {
     Dispatch(LlDispatch),
@@ -235,7 +235,7 @@ impl LlOp {
         }
     }
 
-    /// int32 `[L]` that a dispatch of rows by expert fills with their counts, if it has a counter.
+    /// The counter, int32 `[L]`, of an expert-major dispatch, if it has one.
     pub fn rows_of_experts(&self) -> Option<DevPtr> {
         match self {
             Self::Dispatch(op) if !op.layout.is_rank_major() => op.counter,
@@ -244,25 +244,25 @@ impl LlOp {
     }
 }
 
-/// A 2-D tensor whose only free dimension is its number of rows.
+/// A 2-D tensor; the number of rows is its only free dimension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rows {
     pub data: DevPtr,
-    /// Rows that the caller provided.
+    /// The number of rows.
     pub rows: usize,
 }
 
 /// Top-k ids (int64) and weights (f32) that travel with the tokens in a forward HT dispatch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IdsAndWeights {
-    /// int64 `[rows, K]`; as inputs none where the handle keeps its ids, as outputs none with zones.
+    /// int64 `[rows, K]`; NULL as inputs if the handle keeps its ids, and as outputs with zones.
     pub ids: DevPtr,
     /// f32 `[rows, K]`; outputs with zones are `[rows]`.
     pub weights: DevPtr,
     pub rows: usize,
 }
 
-/// HT dispatch: `tokens [T, H]` to `out [n, H]`, maybe with scales; forward with ids and weights, else tokens only.
+/// An HT dispatch: `tokens [T, H]` to `out [n, H]`, optionally with scales, and in a forward dispatch ids and weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HtDispatch {
     /// Element type and width of rows as sent and received; also of the input rows, unless it is a cast.
@@ -279,11 +279,11 @@ pub struct HtDispatch {
     pub counter: Option<DevPtr>,
     /// The first local expert's number in the delivered ids.
     pub first_id: usize,
-    /// Without zones: whether rows and scales that no token fills are left alone, instead of zeroed.
+    /// Without zones: whether rows and scales that no token fills are left unchanged rather than zeroed.
     pub keeps_rest: bool,
     pub launch: Launch,
-    pub way: HtWay,
-    /// With zones, what the dispatch reports to its caller, like a routing.
+    pub path: HtPath,
+    /// With zones, what the dispatch reports to its caller, as a routing does.
     pub counters: RoutingCounters,
 }
 
@@ -293,62 +293,61 @@ impl HtDispatch {
     }
 }
 
-/// Backward weights of an HT combine: `input [rows, K]` of the expert rank to `output [T, K]` at home.
+/// Weight gradients of an HT combine: from `input [rows, K]` on expert ranks to `output [T, K]` on the home rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WeightGradients {
-    /// f32, as dispatch delivers weights: by ascending local expert; with zones one per slot.
+    /// f32, in the order in which dispatches deliver weights: by ascending local expert, or with zones one per slot.
     pub input: DevPtr,
     pub rows: usize,
-    /// f32, by ascending global expert, then zeros; or by k.
+    /// f32, by ascending global expert, followed by zeros; or by k.
     pub output: DevPtr,
-    /// Columns of both.
+    /// Columns of both tensors.
     pub top_k: usize,
-    /// Whether each gradient goes to the ids that name its expert, which the handle keeps; the others get zeros.
+    /// Whether gradients are ordered by k, at the ids that the handle keeps; ids without an expert get zeros.
     pub by_k: bool,
 }
 
-/// How the rows of an HT operation move, as its caller wants.
+/// The path of rows in an HT operation, as chosen by its caller.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum HtWay {
-    /// Whichever is faster by the library's rule.
+pub enum HtPath {
+    /// The faster one, by the library's rule.
     #[default]
-    Own,
+    Auto,
     /// Through rings.
     Ring,
-    /// Directly from or to memory that peers map, if the rows lie there.
-    Straight,
+    /// Directly from or to memory that peers map, if the rows are there.
+    Direct,
 }
 
-/// HT combine: `expert_rows [n, H]` to `out [T, H]`.
+/// An HT combine: `expert_rows [n, H]` to `out [T, H]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HtCombine {
     /// Element type and width of input and output rows.
     pub row: RowType,
-    /// Input rows, in the order that dispatch delivered.
+    /// Input rows, in the order in which a dispatch delivers them.
     pub expert_rows: Rows,
     pub out: DevPtr,
-    /// Present in backward combines.
+    /// The weight gradients of backward combines.
     pub gradients: Option<WeightGradients>,
     /// As in an LL dispatch.
     pub waits: Option<DevPtr>,
     pub launch: Launch,
-    pub way: HtWay,
+    pub path: HtPath,
 }
 
-/// One of a group's banks of views, which rank-major dispatches without an output tensor fill in turn; the same on all
-/// ranks.
+/// A bank of views, which rank-major dispatches without an output tensor fill in turn, the same on all ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ViewBank(usize);
 
 impl ViewBank {
     pub const COUNT: usize = 2;
 
-    /// The bank with this number, if it is below [`ViewBank::COUNT`].
+    /// The bank number `index`, if it is below [`ViewBank::COUNT`].
     pub fn at(index: usize) -> Option<Self> {
         (index < Self::COUNT).then_some(Self(index))
     }
 
-    /// Number of the bank, below [`ViewBank::COUNT`].
+    /// The bank's number, below [`ViewBank::COUNT`].
     pub fn index(self) -> usize {
         self.0
     }
@@ -359,17 +358,17 @@ impl ViewBank {
     }
 }
 
-/// Staged operations that one group may have in flight.
+/// How many staged operations a group may have in flight.
 pub const STAGED_SLOTS: usize = 2;
 
-/// One of a group's staged slots; the same on all ranks.
+/// A slot for a staged operation; the same on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StagedSlot(usize);
 
 impl StagedSlot {
     pub const ALL: [Self; STAGED_SLOTS] = [Self(0), Self(1)];
 
-    /// Number of the slot, below [`STAGED_SLOTS`].
+    /// The slot's number, below [`STAGED_SLOTS`].
     pub fn index(self) -> usize {
         self.0
     }

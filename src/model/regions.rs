@@ -1,13 +1,13 @@
 //! Lays out the regions of an allocation, one after the other.
 
-/// Lays regions out, and yields their offsets and the total size.
+/// Computes the offsets of regions, and their total size.
 pub struct Regions {
     align: usize,
     end: usize,
 }
 
 impl Regions {
-    /// Starts without regions; each will begin at a multiple of `align`.
+    /// No regions yet; each will begin at a multiple of `align`.
     pub fn new(align: usize) -> Self {
         Self { align, end: 0 }
     }

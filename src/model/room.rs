@@ -1,6 +1,6 @@
-//! Which rows stay where ranks lack room for all: the first ones that a rank gets.
+//! Decides which rows are dropped if a rank lacks room for all: it keeps the first ones that it gets.
 
-/// Remaining room for rows on each rank; below zero, the number of rows it drops.
+/// Remaining room for rows on each rank; if negative, the number of dropped rows.
 pub struct Room {
     left: Vec<i64>,
     local_experts: usize,
@@ -11,8 +11,8 @@ impl Room {
         Self { left: rows, local_experts }
     }
 
-    /// Takes the next token's rows, one for each rank that its `ids` name. Sets ids of full ranks to -1; returns
-    /// whether there were any.
+    /// Takes room for the next token's rows, one per rank that its `ids` name. Sets the ids of full ranks to -1, and
+    /// returns whether there were any.
     pub fn take(&mut self, ids: &mut [i64]) -> bool {
         let rank_of = |id: i64| usize::try_from(id).map_or(usize::MAX, |id| id / self.local_experts);
         let ranks: Vec<usize> = ids.iter().map(|&id| rank_of(id)).collect();

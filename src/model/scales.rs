@@ -1,14 +1,13 @@
 //! Rows with scales: how a cast makes scales, and the layout of scales in memory.
 //!
-//! A row travels as a *payload* and, optionally, *scales*: a few numbers, each for a block of its elements. A dispatch
-//! moves rows as they are (opaque), moves rows and scales as they are (forward), or rounds rows to e4m3 as it sends
-//! them and makes the scales (cast). The tensors of the call decide which; there is no setting. The receiver cannot
-//! tell a cast from a forward of the same bytes.
+//! A row travels as a *payload* and, optionally, *scales*, each for a block of its elements. A dispatch moves rows
+//! unchanged (opaque), moves rows and scales unchanged (forward), or rounds rows to e4m3 and makes the scales (cast),
+//! depending on the tensors of the call. A receiver cannot distinguish a cast from a forward of the same bytes.
 
 use crate::model::group::ROW_ALIGN;
 use crate::model::tensor::{DType, DevPtr, RowType};
 
-/// Elements of a row that share a scale: DeepSeek's blocks, and those of MXFP8.
+/// Numbers of elements that share a scale: those of DeepSeek, and of MXFP8.
 pub const BLOCKS: [usize; 2] = [128, 32];
 
 /// How a cast stores the scale of a block.
@@ -17,15 +16,15 @@ pub enum ScaleForm {
     Float,
     /// As float32, rounded up to a power of two.
     PowerOfTwo,
-    /// As the exponent byte of that power (UE8M0), one per element or four in a 32-bit element, the first block in the
-    /// lowest byte.
+    /// As the exponent byte of a power of two (UE8M0), one per element, or four in a 32-bit element with the first in
+    /// the lowest byte.
     Exponent,
 }
 
 /// A cast of rows to e4m3.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cast {
-    /// Type of the rows that are read: bf16, f16 or f32.
+    /// Type of the input rows: bf16, f16 or f32.
     pub from: DType,
     /// Elements that share a scale.
     pub block: usize,
@@ -52,7 +51,7 @@ impl Cast {
     }
 }
 
-/// How many scales a cast that stores `dtype` makes per row of `hidden` elements: for blocks of 128, and of 32.
+/// The numbers of scales of type `dtype` that a cast makes per row of `hidden` elements: for blocks of 128, and of 32.
 pub fn cast_counts(dtype: DType, hidden: usize) -> Option<(usize, Option<usize>)> {
     let [large, small] = BLOCKS;
     match dtype {
@@ -81,7 +80,7 @@ impl ScaleType {
     }
 }
 
-/// A row as it travels; the same on all ranks of an operation.
+/// The form in which a row travels; the same on all ranks of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WireRow {
     pub payload: RowType,
@@ -93,13 +92,13 @@ impl WireRow {
         self.scales.map_or(0, ScaleType::bytes)
     }
 
-    /// Bytes of a slot for the row: the payload, then the scales padded to whole pieces.
+    /// Bytes of a slot for the row: the payload, then the scales padded to a multiple of [`ROW_ALIGN`].
     pub fn slot_bytes(self) -> usize {
         self.payload.bytes() + self.scale_bytes().next_multiple_of(ROW_ALIGN)
     }
 }
 
-/// Bytes of a row that travels, payload and scales.
+/// The bytes of a row's payload and scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowBytes {
     pub payload: usize,
@@ -108,7 +107,7 @@ pub struct RowBytes {
 }
 
 impl RowBytes {
-    /// The rows of two ranks in words; both parts are named if either row has scales.
+    /// The rows of two ranks, as texts; with both parts if either row has scales.
     pub fn in_words(mine: Self, theirs: Self) -> [String; 2] {
         let scaled = mine.scales + theirs.scales > 0;
         [mine, theirs].map(
@@ -131,7 +130,7 @@ impl From<RowType> for WireRow {
     }
 }
 
-/// Layout of a tensor of scales `[experts, rows, scales]`; an HT tensor has one "expert". Strides in elements:
+/// Layout of a tensor of scales `[experts, rows, scales]`; in HT there is one "expert". Strides in elements:
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScaleLayout {
     /// from one expert to the next.
@@ -177,7 +176,7 @@ impl ScaleLayout {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScaleTensor {
     pub data: DevPtr,
-    /// Rows; in LL, of each expert.
+    /// Number of rows; in LL, of each expert.
     pub rows: usize,
     pub layout: ScaleLayout,
 }

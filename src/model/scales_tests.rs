@@ -35,7 +35,7 @@ fn a_short_last_block_has_its_scale() {
     for (dtype, count) in [(DType::Float32, 23), (DType::Uint8, 23), (DType::Int32, 6)] {
         assert_eq!(cast(dtype, count, 2880, false).map(|it| it.0), Some(128));
     }
-    // Where both block sizes give the same number of scales, the larger applies.
+    // If both block sizes give the same number of scales, the larger one applies.
     assert_eq!(cast(DType::Uint8, 1, 16, false).map(|it| it.0), Some(128));
     assert_eq!(cast(DType::Int32, 1, 128, false).map(|it| it.0), Some(128));
     assert_eq!(cast(DType::Int32, 2, 144, false).map(|it| it.0), Some(32));

@@ -1,4 +1,4 @@
-//! Element types with NCCL's numbers, rows of elements, and the library's copies of tensor descriptors.
+//! Element types, with NCCL's numbers; rows of elements; and the library's copies of tensor descriptors.
 
 crate::named! {
     /// An NCCL element type, by NCCL's numbers.
@@ -30,7 +30,7 @@ impl DType {
         }
     }
 
-    /// Whether a combine sums and a cast rounds rows of this type: bf16, f16 and f32.
+    /// Whether combines can sum, and casts can round, rows of this type: bf16, f16 and f32.
     pub fn is_summable(self) -> bool {
         matches!(self, DType::Bfloat16 | DType::Float16 | DType::Float32)
     }
@@ -50,7 +50,7 @@ impl RowType {
     }
 }
 
-/// An address in device memory, or its device alias for mapped host memory. Never dereferenced outside a backend.
+/// A device address, also of mapped host memory. Never dereferenced outside a backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct DevPtr(pub usize);
 
@@ -74,7 +74,7 @@ pub struct Tensor {
     pub data: DevPtr,
     /// Element type; `None` if the number is not NCCL's.
     pub dtype: Option<DType>,
-    // 32 bits, as in the kernels; an ABI with wider extents refuses larger ones.
+    // 32 bits, as in kernels; ABIs with wider extents refuse larger numbers.
     sizes: [u32; MAX_DIMS],
     dims: u32,
 }
@@ -86,12 +86,12 @@ impl Tensor {
         Self { data, dtype, sizes: first(sizes), dims: sizes.len().min(MAX_DIMS) as u32 }
     }
 
-    /// Extents, slowest first.
+    /// Extents, slowest dimension first.
     pub fn sizes(&self) -> &[u32] {
         self.sizes.get(..self.dims as usize).unwrap_or_default()
     }
 
-    /// Bytes of a row of the last dimension, if there is one.
+    /// Bytes of the last dimension, if there is one.
     pub fn row_bytes(&self) -> Option<usize> {
         Some(*self.sizes().last()? as usize * self.dtype?.size())
     }

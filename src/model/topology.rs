@@ -1,4 +1,4 @@
-//! Which ranks can reach each other's memory.
+//! The nodes of a group: which ranks can map each other's memory, and which forward for others.
 //!
 //! A node is a set of ranks with the same identity (`NCCL_HOSTID`, else the kernel's boot id), not a range of ranks:
 //! ranks may be distributed over the machines in any order.
@@ -7,7 +7,7 @@ use crate::model::group::NodeSums;
 use crate::model::hash::fnv1a;
 use crate::model::ids::{GroupRank, LocalRank, Node};
 
-/// Bytes of a node's identity in exchanges.
+/// Bytes of a [`NodeId`].
 pub const NODE_ID_BYTES: usize = 64;
 
 /// The identity of the node that a rank runs on.
@@ -15,7 +15,7 @@ pub const NODE_ID_BYTES: usize = 64;
 pub struct NodeId(pub [u8; NODE_ID_BYTES]);
 
 impl NodeId {
-    /// The identity for `text`: the text itself if it fits, else its beginning and a hash of the whole.
+    /// The identity for `text`: the text itself if it fits, otherwise its beginning and a hash of all of it.
     pub fn from_text(text: &str) -> Self {
         let mut id = [0; NODE_ID_BYTES];
         let bytes = text.trim().as_bytes();
@@ -37,15 +37,15 @@ impl NodeId {
 pub struct Topology {
     sums: NodeSums,
     /// By rank.
-    places: Vec<Place>,
+    positions: Vec<RankPosition>,
     /// The ranks of each node, ascending.
     nodes: Vec<Vec<GroupRank>>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Place {
+struct RankPosition {
     node: Node,
-    /// How many ranks of its node precede it.
+    /// How many ranks of the node precede the rank.
     local: LocalRank,
 }
 
@@ -54,7 +54,7 @@ impl Topology {
     pub fn from_ids(ids: &[NodeId]) -> Self {
         let mut seen: Vec<NodeId> = Vec::new();
         let mut nodes: Vec<Vec<GroupRank>> = Vec::new();
-        let mut places = Vec::with_capacity(ids.len());
+        let mut positions = Vec::with_capacity(ids.len());
         for (rank, id) in GroupRank::all(ids.len()).zip(ids) {
             let known = seen.iter().position(|known| known == id);
             let node = known.unwrap_or(seen.len());
@@ -64,19 +64,20 @@ impl Topology {
             }
             if let Some(ranks) = nodes.get_mut(node) {
                 let (node, local) = (Node::new(node), LocalRank::new(ranks.len()));
-                places.push(Place { node, local });
+                positions.push(RankPosition { node, local });
                 ranks.push(rank);
             }
         }
-        Self { sums: NodeSums::default(), places, nodes }
+        Self { sums: NodeSums::default(), positions, nodes }
     }
 
-    /// The topology, with this way to add the sums of nodes.
+    /// This topology, with `sums` as the order in which nodes' sums are added.
     pub fn with_sums(self, sums: NodeSums) -> Self {
         Self { sums, ..self }
     }
 
-    /// The position of `rank`'s node in invariant sums of its tokens; otherwise `None`: it comes first.
+    /// The position of `rank`'s node in invariant sums of its tokens; `None` if sums are not invariant, so that it is
+    /// first.
     pub fn own_place(&self, rank: GroupRank) -> Option<Node> {
         (self.sums == NodeSums::Invariant && self.nodes() > 1).then(|| self.node_of(rank))
     }
@@ -86,24 +87,24 @@ impl Topology {
     }
 
     pub fn ranks(&self) -> usize {
-        self.places.len()
+        self.positions.len()
     }
 
-    fn place(&self, rank: GroupRank) -> Place {
-        self.places.get(rank.index()).copied().unwrap_or_default()
+    fn position(&self, rank: GroupRank) -> RankPosition {
+        self.positions.get(rank.index()).copied().unwrap_or_default()
     }
 
     pub fn node_of(&self, rank: GroupRank) -> Node {
-        self.place(rank).node
+        self.position(rank).node
     }
 
     /// The *local index* of `rank`: how many ranks of its node precede it. The ranks of a node map each other's memory.
     pub fn local_index(&self, rank: GroupRank) -> LocalRank {
-        self.place(rank).local
+        self.position(rank).local
     }
 
-    /// How many nodes after `rank`'s own the node of `other` comes in ring order; 0 on the same node. Sums over nodes
-    /// follow this order, unless they are invariant.
+    /// By how many nodes, in ring order, the node of `other` follows that of `rank`; 0 on the same node. Sums over
+    /// nodes are in this order, unless they are invariant.
     pub fn distance(&self, rank: GroupRank, other: GroupRank) -> usize {
         let [from, to] = [rank, other].map(|it| self.node_of(it).index());
         (from + self.nodes() - to) % self.nodes().max(1)
@@ -114,21 +115,21 @@ impl Topology {
         self.nodes.get(node.index()).map_or(&[], Vec::as_slice)
     }
 
-    /// Whether all nodes have equally many ranks. Then the ranks with the same local index form a *rail* and are each
-    /// other's rail peers.
+    /// Whether all nodes have equally many ranks. Then ranks with the same local index form a *rail*, and are rail
+    /// peers of each other.
     pub fn has_equal_nodes(&self) -> bool {
         let sizes = || self.nodes.iter().map(Vec::len);
         sizes().min() == sizes().max()
     }
 
-    /// The *forwarder* of `rank` on `node`: itself at home, elsewhere its *rail peer*, the rank with its local index
-    /// modulo the number of ranks there.
+    /// The *forwarder* of `rank` on `node`: on its own node itself, elsewhere its *rail peer*, the rank whose local
+    /// index is that of `rank` modulo the number of ranks there.
     pub fn forwarder(&self, rank: GroupRank, node: Node) -> GroupRank {
         let ranks = self.ranks_of(node);
         ranks.get(self.local_index(rank).index() % ranks.len().max(1)).copied().unwrap_or(rank)
     }
 
-    /// The rail peers of `rank`, beginning with the node before its own: the order in which sums add the nodes.
+    /// The rail peers of `rank` in the order in which nodes' sums are added: beginning with the node before its own.
     pub fn rail_peers(&self, rank: GroupRank) -> Vec<GroupRank> {
         let (own, nodes) = (self.node_of(rank).index(), self.nodes());
         let before = |distance| Node::new((own + nodes - distance) % nodes);

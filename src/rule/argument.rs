@@ -1,4 +1,4 @@
-//! One tensor argument, and rules that several calls share.
+//! A tensor argument of a call, and rules for it that several calls share.
 
 use crate::error::refusal::{Extent, OfTensor, Role, Subject};
 use crate::error::{Error, Result};
@@ -28,13 +28,13 @@ impl<'a> Argument<'a> {
         Self::optional(role, tensor).ok_or_else(|| Self::missing(role))
     }
 
-    /// The refusal of a call that lacks the tensor in `role`.
+    /// The error of a call that lacks the tensor in `role`.
     #[cold]
     pub fn missing(role: Role) -> Error {
         Error::argument(Subject::Tensor(role), OfTensor::Required)
     }
 
-    /// Refuses any tensor in `role`, by `rule`.
+    /// Refuses a tensor in `role`, by `rule`.
     pub fn absent(role: Role, tensor: Option<&Tensor>, rule: OfTensor) -> Result<()> {
         match tensor {
             Some(_) => Err(Error::argument(Subject::Tensor(role), rule)),
@@ -57,7 +57,7 @@ impl<'a> Argument<'a> {
         Err(Error::argument(Subject::Dims(self.role), OfTensor::Dims).got(got, dims))
     }
 
-    /// Checks that dimension `index` is exactly `expected`; `what` names that number in a refusal.
+    /// Checks that dimension `index` is exactly `expected`; `what` names this number in an error.
     #[inline]
     pub fn size_is(self, index: usize, expected: usize, what: Extent) -> Result<Self> {
         if self.size(index) == expected {
@@ -66,7 +66,7 @@ impl<'a> Argument<'a> {
         Err(self.wrong_size(index, OfTensor::Exactly(what), &expected))
     }
 
-    /// Checks that dimension `index` is at least `least`; `what` as above.
+    /// Checks that dimension `index` is at least `least`; `what` names this number in an error.
     pub fn size_at_least(self, index: usize, least: usize, what: Extent) -> Result<Self> {
         if self.size(index) >= least {
             return Ok(self);
@@ -75,7 +75,7 @@ impl<'a> Argument<'a> {
         Err(self.wrong_size(index, OfTensor::AtLeast(what), &expected))
     }
 
-    /// Checks that dimension `index` is at most `most`; `what` as above.
+    /// Checks that dimension `index` is at most `most`; `what` names this number in an error.
     pub fn size_at_most(self, index: usize, most: usize, what: Extent) -> Result<Self> {
         if self.size(index) <= most {
             return Ok(self);
@@ -84,7 +84,7 @@ impl<'a> Argument<'a> {
         Err(self.wrong_size(index, OfTensor::AtMost(what), &expected))
     }
 
-    // Errors are built out of line: the checks are a large part of an operation's host time.
+    // Not inlined, as checks are a large part of an operation's host time.
     #[cold]
     fn wrong_size(&self, index: usize, rule: OfTensor, expected: &dyn fmt::Display) -> Error {
         Error::argument(Subject::Size(self.role, index), rule).got(self.size(index), expected)
@@ -95,12 +95,12 @@ impl<'a> Argument<'a> {
         if self.tensor.dtype == Some(dtype) { Ok(self) } else { Err(self.wrong_dtype(dtype)) }
     }
 
-    /// The width of its elements, if they are integers that ids may be.
+    /// The width of its elements, if they may be ids.
     pub fn width(&self) -> Option<IntWidth> {
         self.tensor.dtype.and_then(IntWidth::of)
     }
 
-    /// The refusal of its element type.
+    /// The error about its element type.
     #[cold]
     pub fn wrong_dtype(&self, expected: impl fmt::Display) -> Error {
         let error = Error::argument(Subject::ElementType(self.role), OfTensor::ElementType);
@@ -124,7 +124,7 @@ impl<'a> Argument<'a> {
         Ok(data)
     }
 
-    /// The same for a tensor that may have no data.
+    /// As [`Self::data`], but allows NULL.
     pub fn data_or_none(&self, align: usize) -> Result<DevPtr> {
         match self.tensor.data {
             none if none.is_null() => Ok(none),
@@ -132,7 +132,7 @@ impl<'a> Argument<'a> {
         }
     }
 
-    /// The element type, if it is NCCL's.
+    /// The element type; an error if it is not one of NCCL's.
     #[inline]
     pub fn known_dtype(&self) -> Result<DType> {
         match self.tensor.dtype {
@@ -151,7 +151,7 @@ impl<'a> Argument<'a> {
         self.tensor.sizes().len()
     }
 
-    /// The rows that a combine sums: those of a token tensor with last dimension `index`.
+    /// The type of rows that a combine sums; `index` is the token tensor's last dimension.
     #[inline]
     pub fn summable_row(&self, index: usize, facts: &GroupFacts) -> Result<RowType> {
         let dtype = self.known_dtype()?;
@@ -164,7 +164,7 @@ impl<'a> Argument<'a> {
         Error::usage(subject, OfTensor::Summable).got(got, "bfloat16, float16 or float32")
     }
 
-    /// The type of rows of `dtype` as wide as this token tensor's, whose last dimension is `index`.
+    /// The type of rows of `dtype` that are as wide as this token tensor's; `index` is its last dimension.
     #[inline]
     pub fn row(&self, index: usize, dtype: DType, facts: &GroupFacts) -> Result<RowType> {
         let row = RowType { dtype, hidden: self.size(index) };
@@ -176,7 +176,7 @@ impl<'a> Argument<'a> {
         Ok(row)
     }
 
-    /// Checks `bytes` per row against the group's bound.
+    /// Checks that `bytes` per row are within the group's bound.
     #[inline]
     pub fn row_fits(&self, index: usize, bytes: usize, rule: OfTensor, facts: &GroupFacts) -> Result<()> {
         if bytes <= facts.row_bytes {
@@ -196,8 +196,8 @@ impl<'a> Argument<'a> {
     }
 }
 
-/// The address of the counter in `role`, int32 `[L]`, if the caller passed one. `sized`, a rule for its extent, decides
-/// whether it may be longer.
+/// The address of the counter in `role`, int32 `[L]`, if the caller passed one. `sized` is the rule for its extent,
+/// which may allow a longer one.
 pub fn expert_counter<'a>(
     role: Role,
     counter: Option<&'a Tensor>,
@@ -207,7 +207,7 @@ pub fn expert_counter<'a>(
     self::counter(role, counter, |counter| sized(counter, 0, facts.local_experts(), Extent::LocalExperts))
 }
 
-/// The same for any one-dimensional int32 counter.
+/// As [`expert_counter`], for any one-dimensional int32 counter.
 pub fn counter<'a>(
     role: Role,
     counter: Option<&'a Tensor>,

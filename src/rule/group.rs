@@ -6,7 +6,7 @@ use crate::model::group::{Algorithm, GroupFacts, GroupSettings, LlCombineMode, R
 use crate::model::ids::GroupRank;
 use crate::model::topology::Topology;
 
-/// Checks `settings` for `rank` of `ranks`; the environment sets `chunk_bytes`.
+/// Checks `settings` for `rank` of `ranks`; `chunk_bytes` is from the environment.
 pub fn check(
     settings: &GroupSettings,
     chunk_bytes: Option<usize>,
@@ -68,7 +68,7 @@ fn row_bytes(settings: &GroupSettings) -> Result<usize> {
     Ok(bytes)
 }
 
-/// Refuses what is impossible over several nodes.
+/// Refuses facts that are impossible over several nodes.
 pub fn check_nodes(facts: &GroupFacts, topology: &Topology) -> Result<()> {
     let low_latency = facts.algorithm == Algorithm::LowLatency;
     if topology.nodes() > 1 && low_latency && facts.ll_combine == LlCombineMode::Exact {

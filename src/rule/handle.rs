@@ -1,4 +1,4 @@
-//! Rules for the ids of a new handle and for its counter of received tokens.
+//! Rules for the tensors of a new routing: its ids, and its counter of received tokens.
 
 use crate::error::refusal::{Extent, OfTensor, Role};
 use crate::error::{Code, Error, Result};
@@ -13,13 +13,13 @@ pub struct HandleTensors {
     pub ids: Tensor,
     /// HT: gets the received tokens per local expert, in device memory.
     pub counter: Option<Tensor>,
-    /// The same in mapped pinned host memory.
+    /// HT: as `counter`, in mapped pinned host memory.
     pub host_counter: Option<Tensor>,
-    /// HT: the other counters, which an ABI has checked.
+    /// HT: other counters, which the ABI has checked.
     pub counters: RoutingCounters,
 }
 
-/// Where an HT handle's counter lies.
+/// The address of an HT handle's counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Counter {
     Device(DevPtr),
@@ -27,7 +27,7 @@ pub enum Counter {
     Host(DevPtr),
 }
 
-/// The width of `ids`: 64 bits, which is all that kernels read, or any where the handle keeps them.
+/// The width of `ids`. Kernels read only 64 bits, so others are allowed only if the handle keeps its ids.
 pub fn width_of(ids: &Argument<'_>, form: HandleForm) -> Result<IntWidth> {
     match (ids.width(), form.keeps_ids) {
         (Some(width), true) => Ok(width),
@@ -37,7 +37,7 @@ pub fn width_of(ids: &Argument<'_>, form: HandleForm) -> Result<IntWidth> {
     }
 }
 
-/// Checks the ids `[T, K]`.
+/// Checks a routing's ids `[T, K]`.
 pub fn routing(facts: &GroupFacts, ids: &Tensor, form: HandleForm) -> Result<Routing> {
     let (most, what) = match facts.max_tokens {
         Some(most) => (most, Extent::MaxTokens),
@@ -53,7 +53,7 @@ pub fn routing(facts: &GroupFacts, ids: &Tensor, form: HandleForm) -> Result<Rou
     Ok(Routing { ids: ids.data(width.bytes())?, width, tokens: ids.size(0), top_k: ids.size(1), form })
 }
 
-/// The routing of `rows`' number of tokens, which a caller's memory must hold already; its ids are unknown.
+/// The routing that a caller's memory must already have, for as many tokens as `rows` has; its ids are unknown.
 pub fn routed_before(
     facts: &GroupFacts,
     (role, rows): (Role, Option<&Tensor>),
@@ -64,13 +64,13 @@ pub fn routed_before(
     Ok(Routing { ids: DevPtr::default(), width: IntWidth::Bits64, tokens: rows.size(0), top_k, form })
 }
 
-/// Checks that there are as many ids per token as the handle's memory was sized for.
+/// Checks that there are as many ids per token as the size of the handle's memory requires.
 pub fn has_top_k(tensors: &HandleTensors, top_k: usize) -> Result<()> {
     Argument::new(Role::Ids, &tensors.ids).dims(2)?.size_is(1, top_k, Extent::HandleTopK).map(drop)
 }
 
-/// Checks the alignment of zones in handles with at most `top_k` ids per token: kernels count all the slots that a rank
-/// may need in 31 bits.
+/// Checks the alignment of zones in handles with at most `top_k` ids per token: all slots that a rank may need must fit
+/// in 31 bits.
 pub fn alignment(facts: &GroupFacts, alignment: usize, top_k: usize) -> Result<()> {
     let fail = |text| Error::new(Code::InvalidArgument, text);
     if !alignment.is_power_of_two() {
@@ -86,7 +86,7 @@ pub fn alignment(facts: &GroupFacts, alignment: usize, top_k: usize) -> Result<(
     Ok(())
 }
 
-/// Checks a caller's memory of `bytes` for the block of a handle, which takes `needed`.
+/// Checks that a caller's memory of `bytes` suits a handle's block of `needed` bytes.
 pub fn memory(memory: DevPtr, bytes: usize, needed: usize) -> Result<CallerBlock> {
     let fail = |text| Error::new(Code::InvalidArgument, text);
     if memory.0 == 0 || !memory.0.is_multiple_of(BLOCK_ALIGN) {
@@ -101,7 +101,7 @@ pub fn memory(memory: DevPtr, bytes: usize, needed: usize) -> Result<CallerBlock
     Ok(CallerBlock(memory))
 }
 
-/// Checks the counters: an HT handle may have one, an LL handle has none.
+/// Checks the counters: an HT handle may have one, an LL handle none.
 pub fn counter(facts: &GroupFacts, tensors: &HandleTensors) -> Result<Option<Counter>> {
     let (host, device) = (tensors.host_counter.as_ref(), tensors.counter.as_ref());
     if facts.algorithm == Algorithm::LowLatency {

@@ -4,15 +4,15 @@ use crate::error::refusal::{Extent, OfTensor, Role, Subject};
 use crate::error::{Error, Result};
 use crate::model::group::{GroupFacts, MAX_TOP_K, ROW_ALIGN};
 use crate::model::ops::{
-    HandleForm, HtCombine, HtDispatch, HtWay, IdsAndWeights, Launch, Routing, Rows, WeightGradients,
+    HandleForm, HtCombine, HtDispatch, HtPath, IdsAndWeights, Launch, Routing, Rows, WeightGradients,
 };
 use crate::model::tensor::{DType, DevPtr};
 use crate::rule::argument::{Argument, expert_counter};
 use crate::rule::rows::{self, DispatchRows, Received};
 use crate::rule::{CombineTensors, DispatchTensors};
 
-/// Checks a dispatch. It is a forward dispatch if its inputs have ids, or have weights where the handle keeps its ids;
-/// else it sends tokens only.
+/// Checks a dispatch. It is a forward dispatch if it has ids as inputs, or weights if the handle keeps its ids;
+/// otherwise it sends only tokens.
 pub fn dispatch(facts: &GroupFacts, routing: &Routing, tensors: &DispatchTensors<'_>) -> Result<HtDispatch> {
     let tokens = Argument::required(Role::TokensIn, tensors.tokens)?.dims(2)?;
     let out = Argument::optional(Role::TokensOut, tensors.out_tokens);
@@ -47,12 +47,12 @@ pub fn dispatch(facts: &GroupFacts, routing: &Routing, tensors: &DispatchTensors
         first_id: tensors.first_id(facts),
         keeps_rest: tensors.keeps_rest,
         launch: Launch::default(),
-        way: HtWay::default(),
+        path: HtPath::default(),
         counters: tensors.counters,
     })
 }
 
-/// Ids and weights `[T, K]`: both (forward) or neither (tokens only).
+/// Checks ids and weights `[T, K]`: both (forward) or neither (only tokens).
 fn forward_inputs(routing: &Routing, tensors: &DispatchTensors<'_>) -> Result<Option<IdsAndWeights>> {
     if routing.form.keeps_ids {
         return kept_ids(routing, tensors);
@@ -68,14 +68,14 @@ fn forward_inputs(routing: &Routing, tensors: &DispatchTensors<'_>) -> Result<Op
     Ok(Some(IdsAndWeights { ids: ids.data(8)?, weights: weights.data(4)?, rows: routing.tokens }))
 }
 
-/// Weights `[T, K]` for ids that the handle keeps.
+/// Checks weights `[T, K]` for ids that the handle keeps.
 fn kept_ids(routing: &Routing, tensors: &DispatchTensors<'_>) -> Result<Option<IdsAndWeights>> {
     let Some(weights) = Argument::optional(Role::WeightsIn, tensors.weights) else { return Ok(None) };
     let weights = weights_of(weights, routing.top_k)?.size_is(0, routing.tokens, Extent::HandleTokens)?;
     Ok(Some(IdsAndWeights { ids: routing.ids, weights: weights.data(4)?, rows: routing.tokens }))
 }
 
-/// Ids and weights `[n, K]`: both or neither.
+/// Checks ids and weights `[n, K]`: both or neither.
 fn forward_outputs(routing: &Routing, tensors: &DispatchTensors<'_>) -> Result<Option<IdsAndWeights>> {
     if tensors.out_ids.is_none() && tensors.out_weights.is_none() {
         return Ok(None);
@@ -101,7 +101,7 @@ fn weights_of(weights: Argument<'_>, top_k: usize) -> Result<Argument<'_>> {
     weights.dims(2)?.dtype_is(DType::Float32)?.size_is(1, top_k, Extent::HandleTopK)
 }
 
-/// Checks a combine: tokens `[n, H]` to `[T, H]`; backward also weights `[n, K]` to `[T, K]`.
+/// Checks a combine: tokens `[n, H]` to `[T, H]`; backward, also weights `[n, K]` to `[T, K]`.
 pub fn combine(facts: &GroupFacts, routing: &Routing, tensors: &CombineTensors<'_>) -> Result<HtCombine> {
     rows::no_scales(tensors)?;
     let tokens = rows::received(Argument::required(Role::TokensIn, tensors.tokens)?, facts.layout())?;
@@ -117,19 +117,19 @@ pub fn combine(facts: &GroupFacts, routing: &Routing, tensors: &CombineTensors<'
         gradients: gradients(routing, tensors, tokens)?,
         waits: None,
         launch: Launch::default(),
-        way: HtWay::default(),
+        path: HtPath::default(),
     })
 }
 
-/// Refuses outputs of a dispatch that cannot hold the rows that come here, if the caller was told how many, or gave a
-/// bound. If not, the kernels find out, and the group fails.
+/// Refuses outputs of a dispatch that cannot hold the rows that come here, if the caller was told how many, or has set
+/// a bound. Otherwise only the kernels notice, and the group fails.
 pub fn dispatch_holds(routing: &Routing, op: &HtDispatch, told: usize) -> Result<()> {
     holds(Role::TokensOut, op.out.map_or(usize::MAX, |out| out.rows), told)?;
     let role = if routing.form.zones.is_some() { Role::WeightsOut } else { Role::IdsOut };
     holds(role, op.routing_out.map_or(usize::MAX, |out| out.rows), told)
 }
 
-/// The same for a combine of fewer rows, or gradients, than came here.
+/// Refuses a combine of fewer rows, or gradients, than came here, likewise.
 pub fn combine_holds(op: &HtCombine, told: usize) -> Result<()> {
     holds(Role::TokensIn, op.expert_rows.rows, told)?;
     holds(Role::WeightsIn, op.gradients.map_or(usize::MAX, |gradients| gradients.rows), told)

@@ -10,8 +10,9 @@ use crate::rule::argument::{Argument, counter, expert_counter};
 use crate::rule::rows::{self, DispatchRows, Received};
 use crate::rule::{CombineTensors, DispatchTensors, handle};
 
-/// Checks a dispatch: tokens `[T, H]` to `[L, rows, H]`, optional counter `[L]`. One that delivers ids is rank-major:
-/// to `[R, M, H]`, with weights `[T, K]`, optional counter `[R]`. An output of NULL leaves the rows in a view.
+/// Checks a dispatch: tokens `[T, H]` to `[L, rows, H]`, optional counter `[L]`. A dispatch that delivers ids is
+/// rank-major: to `[R, M, H]`, with weights `[T, K]`, optional counter `[R]`. If the output is NULL, rows stay in a
+/// view.
 pub fn dispatch(facts: &GroupFacts, routing: &Routing, tensors: &DispatchTensors<'_>) -> Result<LlDispatch> {
     let tokens = Argument::required(Role::TokensIn, tensors.tokens)?.dims(2)?;
     let out = Argument::required(Role::TokensOut, tensors.out_tokens)?;
@@ -43,7 +44,7 @@ pub fn dispatch(facts: &GroupFacts, routing: &Routing, tensors: &DispatchTensors
 }
 
 /// Checks the ids and weights of a rank-major dispatch.
-// Out of line, like rows with scales.
+// Not inlined, like rows with scales, as most dispatches do not need it.
 #[inline(never)]
 fn rank_topk(
     layout: Layout,
@@ -76,8 +77,8 @@ fn of_tokens<'a>(weights: Argument<'a>, routing: &Routing) -> Result<Argument<'a
     )
 }
 
-/// Checks a combine of rows in the layout of the last dispatch: tokens `[L, rows, H]` and weights `[T, K]`, or tokens
-/// `[R, M, H]` alone, to tokens `[T, H]`.
+/// Checks a combine of rows in the layout of the last dispatch: tokens `[L, rows, H]` and weights `[T, K]`, or only
+/// tokens `[R, M, H]`, to tokens `[T, H]`.
 pub fn combine(
     facts: &GroupFacts,
     routing: &Routing,

@@ -1,7 +1,7 @@
 //! Turns the plain data of a call into checked operations.
 //!
-//! Every rule for arguments is here, once; a broken rule is data (`error::refusal`). Pure: no pointer is dereferenced,
-//! nothing is stored.
+//! All rules for arguments are here. A broken rule is data (`error::refusal`), not text. No pointer is dereferenced,
+//! and nothing is stored.
 
 pub mod argument;
 pub mod group;
@@ -23,13 +23,13 @@ pub struct DispatchTensors<'a> {
     pub scales: Option<&'a Tensor>,
     /// Strides of the scales; `None` if they are dense.
     pub scale_strides: Option<&'a Strides>,
-    /// Ids of the tokens; HT delivers them.
+    /// Ids of this rank's tokens; HT delivers them.
     pub ids: Option<&'a Tensor>,
-    /// Weights of the tokens; HT delivers them.
+    /// Weights of this rank's tokens; HT delivers them.
     pub weights: Option<&'a Tensor>,
     /// Gets the received rows.
     pub out_tokens: Option<&'a Tensor>,
-    /// Gets their scales.
+    /// Gets the scales of received rows.
     pub out_scales: Option<&'a Tensor>,
     /// Strides of the scales; `None` if they are dense.
     pub out_scale_strides: Option<&'a Strides>,
@@ -41,11 +41,11 @@ pub struct DispatchTensors<'a> {
     pub counter: Option<&'a Tensor>,
     /// If not 0, the float32 scales of a cast are powers of two.
     pub round_scales: u32,
-    /// Whether delivered ids number all experts, instead of this rank's.
+    /// Whether delivered ids are global rather than local to this rank.
     pub global_ids: bool,
-    /// HT without zones: whether rows and scales that no token fills are left alone, instead of zeroed.
+    /// HT without zones: whether rows and scales that no token fills are left unchanged rather than zeroed.
     pub keeps_rest: bool,
-    /// HT with zones: what the dispatch reports, like a routing; checked by the ABI.
+    /// HT with zones: what the dispatch reports, as a routing does; checked by the ABI.
     pub counters: RoutingCounters,
 }
 
@@ -63,7 +63,7 @@ pub struct CombineTensors<'a> {
     pub tokens: Option<&'a Tensor>,
     /// Their scales.
     pub scales: Option<&'a Tensor>,
-    /// Weights beside the rows: gradients in HT, an alternative to `token_weights` in LL.
+    /// HT: gradients of the rows; LL: an alternative to `token_weights`.
     pub weights: Option<&'a Tensor>,
     /// Weights of this rank's tokens; LL applies them.
     pub token_weights: Option<&'a Tensor>,

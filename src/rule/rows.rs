@@ -35,7 +35,7 @@ pub fn received(tensor: Argument<'_>, layout: Layout) -> Result<Argument<'_>> {
 /// The checked rows of a dispatch.
 #[derive(Clone, Copy, Debug)]
 pub struct DispatchRows {
-    /// As sent and received.
+    /// The type of rows as sent and received.
     pub row: RowType,
     pub scaled: Option<Scaled>,
     /// Rows that are read.
@@ -45,7 +45,7 @@ pub struct DispatchRows {
 }
 
 /// Checks the rows and scales of a dispatch of `[T, H]` tokens.
-// Inlined, with the code for scales out of line: the checks are a large part of an operation's host time.
+// Inlined, without the code for scales, as the checks are a large part of an operation's host time.
 #[inline]
 pub fn dispatch(
     facts: &GroupFacts,
@@ -65,7 +65,7 @@ pub fn dispatch(
     let tokens = tokens.size_is(0, routing.tokens, Extent::HandleTokens)?;
     let out = received.out.map(|out| {
         let out = out.size_is(received.layout.dims(), row.hidden, Extent::InputHidden)?;
-        // Rank-major, NULL asks for a view.
+        // In rank-major dispatches NULL asks for a view.
         if received.layout.is_rank_major() { out.data_or_none(ROW_ALIGN) } else { out.data(ROW_ALIGN) }
     });
     Ok(DispatchRows { row, scaled, out: out.transpose()?, tokens: tokens.data(ROW_ALIGN)? })
@@ -90,8 +90,8 @@ fn with_scales(
     Ok((row, scaled))
 }
 
-/// Whether a dispatch with input or output scales rounds rows of `from` to e4m3 and makes their scales; if not, it
-/// moves both as they are. `to` is the type of the rows that are written, if any are.
+/// Whether a dispatch with scales is a cast, which rounds rows of `from` to e4m3 and makes the scales; otherwise it
+/// moves both unchanged. `to` is the type of output rows, if there are any.
 fn is_cast(from: DType, to: Option<DType>, tensors: &DispatchTensors<'_>) -> Result<bool> {
     let tensor = |role, rule| Error::argument(Subject::Tensor(role), rule);
     match (tensors.scales, to) {
@@ -149,7 +149,7 @@ fn cast((from, hidden): (DType, usize), received: &Received<'_>, tensors: &Dispa
     };
     let last = received.layout.dims();
     let scales = ScaleType {
-        // Ranks must agree on the bits, whether their type is signed or not.
+        // Ranks must agree on the scales' bits, so signed and unsigned types count as the same.
         dtype: match stored {
             DType::Uint32 => DType::Int32,
             other => other,
@@ -179,7 +179,7 @@ fn out_scales<'a>(received: &Received<'_>, tensors: &DispatchTensors<'a>) -> Res
             .size_is(0, experts, Extent::ExpertsOf(Role::TokensOut))?
             .size_is(1, slots, Extent::RowsOf(Role::TokensOut)),
         (Layout::RankMajor { .. }, _) => self::received(out, received.layout),
-        // A caller who keeps the rest may have more of either.
+        // If the rest is kept, rows and scales may differ in number.
         (Layout::Flat, Some(tokens)) if !tensors.keeps_rest => {
             out.size_is(0, tokens.size(0), Extent::RowsOf(Role::TokensOut))
         }
@@ -187,7 +187,7 @@ fn out_scales<'a>(received: &Received<'_>, tensors: &DispatchTensors<'a>) -> Res
     }
 }
 
-/// The layout of scales of `width` bytes for rows in `layout`.
+/// The layout of a tensor of scales of `width` bytes for rows in `layout`.
 fn place(
     role: Role,
     (tensor, strides): (Argument<'_>, Option<&Strides>),
@@ -214,7 +214,7 @@ fn place(
     Ok(ScaleTensor { data: tensor.data(width)?, rows, layout })
 }
 
-/// Refuses scales of a combine.
+/// Refuses scales in a combine.
 pub fn no_scales(tensors: &CombineTensors<'_>) -> Result<()> {
     let rule = OfTensor::SumsWithoutScales;
     Argument::absent(Role::ScalesIn, tensors.scales, rule)?;

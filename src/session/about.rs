@@ -1,19 +1,19 @@
-//! The one-line description of a new group.
+//! The description of a new group, for logs: one line.
 
 use crate::backend::{Profile, RankChoices};
 use crate::model::group::{Algorithm, GroupFacts, NodeSums};
 use std::fmt::{Display, Formatter, Result};
 
-/// A group as one rank sees it.
+/// What the description says about a group, on one rank.
 #[derive(Debug)]
 pub struct About {
-    /// The rank's device, by the process's numbering.
+    /// The number of the rank's device in this process.
     pub(super) device: usize,
     pub(super) facts: GroupFacts,
     pub(super) nodes: usize,
-    /// How their sums are added.
+    /// How the sums of nodes are added.
     pub(super) sums: NodeSums,
-    /// Version and file.
+    /// Version and file of NCCL.
     pub(super) nccl: (String, String),
     pub(super) backend: Profile,
     pub(super) choices: RankChoices,

@@ -1,7 +1,7 @@
-//! `NCCL_EP_CHECK=1`: looks at ids and weights before they are used, and exposes reads beyond the rows that a dispatch
-//! delivers. Slow, as each call waits for its stream.
+//! The checks of `NCCL_EP_CHECK=1`: report unusual ids and weights before they are used, and poison outputs so that
+//! reads beyond the delivered rows are noticed. Slow, as each call waits for its stream.
 //!
-//! A check refuses nothing: what it reports has defined behaviour. During capture it cannot look.
+//! A check refuses nothing, as what it reports has defined behaviour. During capture it cannot read the tensors.
 
 use crate::backend::device::Device;
 use crate::env::Env;
@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 /// NaN in every floating-point type, UE8M0 among them; -1 in an integer.
 const POISON: u8 = 0xff;
-/// Size of the piece of poison that is copied at a time.
+/// Bytes of poison that are copied at a time.
 const POISON_BYTES: usize = 1 << 20;
 const LL_DISPATCH: &str = "low-latency dispatch";
 const PAUSE: Duration = Duration::from_micros(50);
@@ -29,23 +29,23 @@ pub(super) struct Checks {
     device: Arc<dyn Device>,
     facts: GroupFacts,
     /// How long a check waits for its stream.
-    patience: Duration,
+    timeout: Duration,
     warned_of_captures: AtomicBool,
 }
 
 impl Checks {
     /// The checks of a group, if the environment asks for them.
-    pub(super) fn wanted(env: &Env, facts: &GroupFacts, patience: Duration, device: Arc<dyn Device>) -> Option<Self> {
-        env.check.then(|| Self { device, facts: *facts, patience, warned_of_captures: AtomicBool::new(false) })
+    pub(super) fn from_env(env: &Env, facts: &GroupFacts, timeout: Duration, device: Arc<dyn Device>) -> Option<Self> {
+        env.check.then(|| Self { device, facts: *facts, timeout, warned_of_captures: AtomicBool::new(false) })
     }
 
-    /// Called before an HT handle is made of `routing`.
+    /// To be called before an HT handle is created with `routing`.
     pub(super) fn ht_handle(&self, routing: &Routing, stream: Stream) {
         let call = "high-throughput handle";
-        self.during(call, stream, || self.look(call, routing, true, None));
+        self.during(call, stream, || self.inspect(call, routing, true, None));
     }
 
-    /// Called before an HT dispatch. Its ids were checked with the handle.
+    /// To be called before an HT dispatch, whose ids were checked with the handle.
     pub(super) fn ht_dispatch(&self, routing: &Routing, op: &HtDispatch, stream: Stream) {
         let Some(own) = op.routing_in else { return };
         if routing.form.keeps_ids {
@@ -53,86 +53,86 @@ impl Checks {
         }
         let routing = Routing { ids: own.ids, ..*routing };
         let call = "high-throughput dispatch";
-        self.during(call, stream, || self.look(call, &routing, false, Some(own.weights)));
+        self.during(call, stream, || self.inspect(call, &routing, false, Some(own.weights)));
     }
 
-    /// Called before an LL operation or its send phase.
+    /// To be called before an LL operation or its send phase.
     pub(super) fn ll(&self, routing: &Routing, op: &LlOp, staged: bool, stream: Stream) {
         match op {
             LlOp::Dispatch(op) => self.during(LL_DISPATCH, stream, || {
                 if !staged {
                     self.poison(op, routing.top_k)?;
                 }
-                self.look(LL_DISPATCH, routing, true, op.topk.map(|it| it.weights))
+                self.inspect(LL_DISPATCH, routing, true, op.topk.map(|it| it.weights))
             }),
-            // Ids may have been masked with negative numbers since the dispatch. Rank-major there are no weights.
+            // The caller may have masked ids since the dispatch. Rank-major combines have no weights.
             LlOp::Combine(op) if op.weights.is_some() => {
                 let call = "low-latency combine";
-                self.during(call, stream, || self.look(call, routing, false, op.weights));
+                self.during(call, stream, || self.inspect(call, routing, false, op.weights));
             }
             LlOp::Combine(_) => {}
         }
     }
 
-    /// Called before the receive phase of an LL operation.
+    /// To be called before the receive phase of an LL operation.
     pub(super) fn ll_receive(&self, routing: &Routing, op: &LlOp, stream: Stream) {
         if let LlOp::Dispatch(op) = op {
             self.during(LL_DISPATCH, stream, || self.poison(op, routing.top_k));
         }
     }
 
-    /// Runs `check` once all earlier work on `stream` has ended; reports why if that is impossible.
+    /// Runs `check` after all earlier work on `stream` has ended; if that is impossible, reports why.
     fn during(&self, call: &str, stream: Stream, check: impl FnOnce() -> Result<()>) {
-        let why_not = match self.settle(stream) {
-            Ok(Settled::Yes) => match check() {
+        let why_not = match self.wait_for(stream) {
+            Ok(StreamState::Yes) => match check() {
                 Ok(()) => return,
                 Err(error) => error.text(),
             },
-            Ok(Settled::Busy) => {
-                let waited = self.patience.as_millis();
+            Ok(StreamState::Busy) => {
+                let waited = self.timeout.as_millis();
                 format!("its stream was busy for {waited} ms")
             }
-            Ok(Settled::Captured) if self.warned_of_captures.swap(true, Ordering::Relaxed) => return,
-            Ok(Settled::Captured) => "it is captured into a graph; that is said once".to_owned(),
+            Ok(StreamState::Captured) if self.warned_of_captures.swap(true, Ordering::Relaxed) => return,
+            Ok(StreamState::Captured) => "it is captured into a graph; that is said once".to_owned(),
             Err(error) => error.text(),
         };
-        self.tell(call, &format!("not checked: {why_not}"));
+        self.report(call, &format!("not checked: {why_not}"));
     }
 
-    fn tell(&self, call: &str, text: &str) {
+    fn report(&self, call: &str, text: &str) {
         let rank = self.facts.rank;
         log::check(&format!("NCCL_EP_CHECK: rank {rank}, {call}: {text}"));
     }
 
-    fn settle(&self, stream: Stream) -> Result<Settled> {
+    fn wait_for(&self, stream: Stream) -> Result<StreamState> {
         let mut mark = self.device.new_mark()?;
         if !mark.record(stream)? {
-            return Ok(Settled::Captured);
+            return Ok(StreamState::Captured);
         }
         let begin = Instant::now();
         while !mark.is_over()? {
-            if begin.elapsed() > self.patience {
-                return Ok(Settled::Busy);
+            if begin.elapsed() > self.timeout {
+                return Ok(StreamState::Busy);
             }
             std::thread::sleep(PAUSE);
         }
-        Ok(Settled::Yes)
+        Ok(StreamState::Yes)
     }
 
-    /// Reports unusual ids of `routing`, if they `are_new`, and unusual `weights`, if given.
-    fn look(&self, call: &str, routing: &Routing, are_new: bool, weights: Option<DevPtr>) -> Result<()> {
+    /// Reports unusual ids of `routing` if they `are_new`, and unusual `weights` if there are any.
+    fn inspect(&self, call: &str, routing: &Routing, are_new: bool, weights: Option<DevPtr>) -> Result<()> {
         let entries = routing.tokens * routing.top_k;
         let ids = self.read(routing.ids, entries * routing.width.bytes())?;
         let ids = routing.width.widened(&ids);
         let mut found = Findings::new(self.facts.experts);
         if are_new {
-            found.look_at_ids(&ids, routing.top_k);
+            found.add_ids(&ids, routing.top_k);
         }
         if let Some(weights) = weights {
-            found.look_at_weights((&ids, &self.read(weights, entries * size_of::<f32>())?), routing.top_k);
+            found.add_weights((&ids, &self.read(weights, entries * size_of::<f32>())?), routing.top_k);
         }
         if !found.is_empty() {
-            self.tell(call, &found.to_string());
+            self.report(call, &found.to_string());
         }
         Ok(())
     }
@@ -145,11 +145,11 @@ impl Checks {
         Ok(copy)
     }
 
-    /// Poisons the outputs of an LL dispatch, which writes only the rows that it delivers. (An HT dispatch zeroes the
-    /// rest.)
+    /// Poisons the outputs of an LL dispatch, which writes only the rows that it delivers. Not of an HT dispatch, which
+    /// zeroes the rest.
     fn poison(&self, op: &LlDispatch, top_k: usize) -> Result<()> {
         let rows = op.layout.rows().unwrap_or(0);
-        // Only the dispatch may write to a view.
+        // Nothing but the dispatch may write to a view.
         if op.view.is_none() {
             self.fill(op.out, rows * op.row.bytes())?;
         }
@@ -177,7 +177,7 @@ impl Checks {
     }
 }
 
-/// The elements of `scales` as contiguous runs: what lies between the runs is not part of the tensor.
+/// The elements of `scales` as contiguous runs; gaps between the runs are not part of the tensor.
 fn runs(scales: &ScaleTensor, experts: usize, columns: usize) -> Vec<Range<usize>> {
     let ScaleTensor { rows, layout, .. } = *scales;
     let together = experts == 1 || layout.expert == rows * columns;
@@ -197,7 +197,7 @@ fn runs(scales: &ScaleTensor, experts: usize, columns: usize) -> Vec<Range<usize
 }
 
 /// Whether a stream's earlier work has ended.
-enum Settled {
+enum StreamState {
     Yes,
     Busy,
     Captured,

@@ -1,21 +1,21 @@
-//! Callers' choices for single operations: a variant and a launch shape, set per operation or returned by a selector
-//! that is asked in each call.
+//! Callers' choices of a variant and a launch shape for operations: set per operation, or returned by a selector that
+//! each call runs.
 //!
-//! A choice that cannot be followed is skipped. Order of precedence: set choice, selector, tuning file, own rule. If a
-//! choice names no variant, the file's applies, as ranks must agree on one. A launch shape that does not fit leaves its
-//! variant: whether it fits depends on a rank's tokens and bound, which others need not share.
+//! Order of precedence: set choice, selector, tuning file, the library's rule; a choice that cannot be followed is
+//! skipped. As ranks must agree on a variant, a choice that names none leaves it to the file, and a variant stays even
+//! if the launch shape does not fit, which depends on the rank's own tokens and bound.
 
 use crate::log;
 use crate::model::group::{GroupFacts, LlCombineMode};
-use crate::model::ops::{HtWay, Launch};
-use crate::tuning::{Best, Choice, Learned, Lie, Operation, Rows, Unfit, Variant};
+use crate::model::ops::{HtPath, Launch};
+use crate::tuning::{Best, Choice, Learned, Operation, RowLayout, Rows, Unfit, Variant};
 use parking_lot::{Mutex, RwLock};
 use std::cell::Cell;
 use std::fmt::{self, Display, Formatter};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// What is known about a call before its operation is enqueued.
+/// Properties of a call that are known before its operation is enqueued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct About {
     /// This rank's tokens.
@@ -23,13 +23,13 @@ pub struct About {
     pub top_k: usize,
     /// Bytes of a row as it travels, without its scales; 0 if unknown.
     pub row_bytes: usize,
-    /// Whether peers map the rows that a dispatch delivers, or a combine takes.
+    /// Whether peers map the rows that a dispatch delivers or a combine reads.
     pub mapped: bool,
     /// Layout of the rows, in LL.
-    pub lie: Option<Lie>,
+    pub layout: Option<RowLayout>,
 }
 
-/// What a selector gets to know.
+/// The argument of a selector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Query {
     pub operation: Operation,
@@ -41,13 +41,13 @@ pub struct Query {
 
 /// A choice, not checked yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Asked {
+pub struct ChoiceRequest {
     /// Number of a variant; 0: the library's own.
     pub variant: u32,
     pub launch: Launch,
 }
 
-impl From<Best> for Asked {
+impl From<Best> for ChoiceRequest {
     fn from(best: Best) -> Self {
         let launch = best.shape.map_or_else(Launch::default, |Choice { blocks, threads, send_blocks }| Launch {
             blocks,
@@ -59,21 +59,21 @@ impl From<Best> for Asked {
     }
 }
 
-/// Asked about each operation; `None` is the library's own choice.
-pub type Selector = Arc<dyn Fn(&Query) -> Option<Asked> + Send + Sync>;
+/// Chooses for each operation; `None` leaves the choice to the library.
+pub type Selector = Arc<dyn Fn(&Query) -> Option<ChoiceRequest> + Send + Sync>;
 
-/// What an operation takes from a choice.
+/// A checked choice, as an operation uses it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Chosen {
     pub(super) launch: Launch,
-    /// LL combine: how it sums, and for how many ids per token.
+    /// LL combine: how it sums, and the number of ids per token for which that was checked.
     sums: Option<(LlCombineMode, usize)>,
-    /// HT: how its rows move.
-    pub(super) way: HtWay,
+    /// HT: the path of rows.
+    pub(super) path: HtPath,
 }
 
 impl Chosen {
-    /// How a combine with `top_k` ids per token sums; `own` unless chosen for that number.
+    /// How a combine with `top_k` ids per token sums: as chosen for that number, otherwise `own`.
     pub(super) fn sums(&self, top_k: usize, own: LlCombineMode) -> LlCombineMode {
         match self.sums {
             Some((sums, of)) if of == top_k => sums,
@@ -82,7 +82,7 @@ impl Chosen {
     }
 
     fn names_a_variant(&self) -> bool {
-        self.sums.is_some() || self.way != HtWay::Own
+        self.sums.is_some() || self.path != HtPath::Auto
     }
 }
 
@@ -91,7 +91,7 @@ impl Chosen {
 enum Impossible {
     UnknownVariant,
     OtherOperation(Variant),
-    /// In groups whose combines reduce, windows have room for only as many rows of a token as there are ranks.
+    /// The windows of groups whose combines reduce have room for only one row of a token per rank.
     TooManyEntries,
     SeveralNodes(Variant),
     /// The rows are not in memory that peers map.
@@ -103,9 +103,9 @@ pub(super) struct Choices {
     facts: GroupFacts,
     nodes: usize,
     most_blocks: Option<u32>,
-    /// What the tuning file says.
+    /// The tuning file's choices.
     learned: Learned,
-    /// Whether there is any choice at all: a fast path for calls without.
+    /// Whether there is any choice; if not, calls need not look.
     any: AtomicBool,
     made: RwLock<Made>,
     /// Warnings already given.
@@ -114,17 +114,17 @@ pub(super) struct Choices {
 
 #[derive(Clone, Default)]
 struct Made {
-    set: [Option<Asked>; Operation::ALL.len()],
+    set: [Option<ChoiceRequest>; Operation::ALL.len()],
     selector: Option<Selector>,
 }
 
 thread_local! {
-    /// Whether this thread is in a selector: operations that it enqueues there consult nobody.
+    /// Whether this thread is in a selector, where operations do not consult selectors.
     static SELECTING: Cell<bool> = const { Cell::new(false) };
 }
 
 impl Choices {
-    /// The choices of a group over `nodes`, whose grids are bounded by `most_blocks`.
+    /// For a group over `nodes`, whose grids have at most `most_blocks`.
     pub(super) fn new(facts: &GroupFacts, nodes: usize, most_blocks: Option<u32>, learned: Learned) -> Self {
         let granted = facts.channels.map(|channels| u32::try_from(2 * channels).unwrap_or(u32::MAX));
         let most_blocks = most_blocks.into_iter().chain(granted).min();
@@ -143,7 +143,7 @@ impl Choices {
     }
 
     /// Sets the choice for `operation`; `None` removes it.
-    pub(super) fn set(&self, operation: Operation, choice: Option<Asked>) {
+    pub(super) fn set(&self, operation: Operation, choice: Option<ChoiceRequest>) {
         self.change(|made| {
             if let Some(set) = made.set.get_mut(operation as usize) {
                 *set = choice;
@@ -163,8 +163,8 @@ impl Choices {
         self.any.store(any, Ordering::Release);
     }
 
-    /// What was chosen for `operation` in the call that `about` describes. Must be called without a lock held, as a
-    /// selector may take any time.
+    /// The choice for `operation` in the call that `about` describes. To be called without locks, as a selector may
+    /// take any time.
     #[inline]
     pub(super) fn of(&self, operation: Operation, about: impl FnOnce() -> Option<About>) -> Chosen {
         if !self.any.load(Ordering::Acquire) {
@@ -179,14 +179,14 @@ impl Choices {
         let set = made.set.get(operation as usize).copied().flatten();
         let selector = made.selector.clone();
         drop(made);
-        let possible = |asked: &Asked| self.possible(operation, about, asked);
+        let possible = |asked: &ChoiceRequest| self.possible(operation, about, asked);
         let selected = || {
             let query = Query { operation, about, ranks: self.facts.ranks, most_blocks: self.most_blocks };
             select(selector.as_ref()?, &query)
         };
         let learned = || {
-            let About { tokens, row_bytes, mapped, lie, .. } = about;
-            Asked::from(self.learned.choice(operation, tokens, Rows { row_bytes, lie, mapped }))
+            let About { tokens, row_bytes, mapped, layout, .. } = about;
+            ChoiceRequest::from(self.learned.choice(operation, tokens, Rows { row_bytes, layout, mapped }))
         };
         let chosen = set.and_then(|asked| possible(&asked));
         let chosen = chosen.or_else(|| possible(&selected()?)).unwrap_or_default();
@@ -199,8 +199,8 @@ impl Choices {
         Chosen { launch, ..learned }
     }
 
-    /// What `operation` takes from a choice; `None`, with a warning the first time, if it cannot be followed.
-    fn possible(&self, operation: Operation, about: About, asked: &Asked) -> Option<Chosen> {
+    /// The checked choice for `operation`; `None`, with a warning the first time, if it cannot be followed.
+    fn possible(&self, operation: Operation, about: About, asked: &ChoiceRequest) -> Option<Chosen> {
         let chosen = match asked.variant {
             0 => Ok(Chosen::default()),
             number => Variant::from_raw(number)
@@ -238,7 +238,7 @@ impl Choices {
         whole.fitting(most).map(drop)
     }
 
-    /// What `variant` means for `operation`, without a launch shape.
+    /// The checked choice of `variant` for `operation`, without a launch shape.
     fn variant(&self, operation: Operation, about: About, variant: Variant) -> Result<Chosen, Impossible> {
         if !variant.is_of(operation) {
             return Err(Impossible::OtherOperation(variant));
@@ -246,21 +246,21 @@ impl Choices {
         let top_k = about.top_k;
         let has_room = self.facts.ll_combine == LlCombineMode::Exact || top_k <= self.facts.ranks;
         let sums = |mode| Chosen { sums: Some((mode, top_k)), ..Chosen::default() };
-        let goes = |way| Chosen { way, ..Chosen::default() };
+        let goes = |path| Chosen { path, ..Chosen::default() };
         match variant {
             Variant::LlReduce => Ok(sums(LlCombineMode::Reduce)),
-            Variant::HtRing => Ok(goes(HtWay::Ring)),
+            Variant::HtRing => Ok(goes(HtPath::Ring)),
             _ if self.nodes > 1 => Err(Impossible::SeveralNodes(variant)),
             Variant::LlExact if !has_room => Err(Impossible::TooManyEntries),
             Variant::LlExact => Ok(sums(LlCombineMode::Exact)),
-            Variant::HtDirect | Variant::HtPull if about.mapped => Ok(goes(HtWay::Straight)),
+            Variant::HtDirect | Variant::HtPull if about.mapped => Ok(goes(HtPath::Direct)),
             Variant::HtDirect | Variant::HtPull => Err(Impossible::NotMapped(variant)),
         }
     }
 }
 
-/// Calls `selector`, which is not consulted again meanwhile.
-fn select(selector: &Selector, query: &Query) -> Option<Asked> {
+/// Calls `selector`, unless this thread already is in one.
+fn select(selector: &Selector, query: &Query) -> Option<ChoiceRequest> {
     struct Selecting;
     impl Drop for Selecting {
         fn drop(&mut self) {

@@ -15,12 +15,12 @@ fn choices(ranks: usize, ll_combine: LlCombineMode, nodes: usize) -> Choices {
     Choices::new(&facts, nodes, Some(132), Learned::default())
 }
 
-fn asked(variant: u32, [blocks, send_blocks, threads]: [u32; 3]) -> Asked {
-    Asked { variant, launch: Launch { blocks, send_blocks, threads, ..Launch::default() } }
+fn asked(variant: u32, [blocks, send_blocks, threads]: [u32; 3]) -> ChoiceRequest {
+    ChoiceRequest { variant, launch: Launch { blocks, send_blocks, threads, ..Launch::default() } }
 }
 
 fn about(top_k: usize) -> About {
-    About { tokens: 4, top_k, row_bytes: 512, mapped: false, lie: None }
+    About { tokens: 4, top_k, row_bytes: 512, mapped: false, layout: None }
 }
 
 /// What combines of 4 tokens with `top_k` ids each get.
@@ -103,7 +103,7 @@ fn what_is_set_or_selected_keeps_its_variant_without_its_launch() {
     };
     choices.select(Some(Arc::new(move |_| Some(wrong))));
     assert!(is_exact());
-    choices.set(Operation::LlCombine, Some(Asked { variant: 1, ..wrong }));
+    choices.set(Operation::LlCombine, Some(ChoiceRequest { variant: 1, ..wrong }));
     assert!(!is_exact(), "what is set comes first all the same");
     assert_eq!(told(&choices), 1);
 }

@@ -1,7 +1,7 @@
 //! Collective creation of groups and handles.
 //!
-//! A rank that refuses its arguments still takes part in the exchange, so that the others learn of it and return an
-//! error instead of waiting.
+//! A rank that refuses its arguments still takes part in the exchange, so that other ranks return an error instead of
+//! waiting for it.
 
 use crate::backend::bootstrap::Bootstrap;
 use crate::backend::device::{Device, OwnStream};
@@ -24,11 +24,11 @@ use crate::{fork, log, rule};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The default deadline of waits for other ranks.
+/// The default timeout of waits for other ranks.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(100);
 
-/// Opens a group over the communicator at address `comm`. `settings` is an error if they could not be read; `formatter`
-/// words errors for other ranks. Without a stream, exchanges run on one that the group owns.
+/// Opens a group over the communicator at address `comm`. `settings` is an error if they could not be read. `formatter`
+/// formats errors for other ranks. Without a stream, exchanges run on one that the group owns.
 pub fn group(
     comm: usize,
     settings: Result<GroupSettings>,
@@ -48,7 +48,7 @@ pub fn group(
         None => OwnStream::new(Arc::clone(&device)).map(Some),
     };
     let own = own_stream.iter().flatten().next().map(|own| own.stream);
-    // A rank whose own stream could not be created tells the others so on the default stream.
+    // If the group's own stream could not be created, other ranks learn of it through the default stream.
     let stream = stream.or(own).unwrap_or(Stream::DEFAULT);
     let (ranks, rank) = (comm.ranks, comm.rank);
     let asked = settings.iter().find_map(|settings| settings.timeout);
@@ -81,12 +81,12 @@ pub fn group(
         let (backend, sums, choices) = (Profile { tuned, ..profile }, env.node_sums, of_rank);
         About { device: comm.device, facts, nodes, sums, nccl: comm.library(), backend, choices }
     });
-    let checks = Checks::wanted(&env, &facts, timeout, backend.common.device());
+    let checks = Checks::from_env(&env, &facts, timeout, backend.common.device());
     Ok(Group::new(facts, nodes, backend, own_stream?, about, checks, learned))
 }
 
-/// The SMs of the device that a group over the communicator at address `comm` would be on; `None` on the CPU. For
-/// decisions made before the settings exist.
+/// The SMs of the device that a group over the communicator at address `comm` would use; `None` on the CPU. For
+/// decisions that precede the settings.
 pub fn multiprocessors(comm: usize) -> Result<Option<u32>> {
     let platform = select::platform(&Communicator::open(comm)?)?;
     Ok(platform.device().multiprocessors())
@@ -102,7 +102,7 @@ fn check_sms(settings: &GroupSettings, device: &dyn Device) -> Result<()> {
     }
 }
 
-/// How many numbers must be the same on every rank.
+/// How many numbers must be the same on all ranks.
 const COMPARED: usize = 9;
 const NUMBER_BYTES: usize = 8;
 
@@ -135,7 +135,7 @@ fn agree_on_facts(
     }
     let topology = Topology::from_ids(&nodes).with_sums(env.node_sums);
     let facts = match env.ll_combine {
-        // Over several nodes combines always reduce; whoever asks for another way is told.
+        // Over several nodes combines always reduce; a setting that says otherwise gets an error.
         None if topology.nodes() > 1 => GroupFacts { ll_combine: LlCombineMode::Reduce, ..facts },
         _ => facts,
     };
@@ -143,13 +143,13 @@ fn agree_on_facts(
     Ok((facts, topology))
 }
 
-/// The refusal of `setting`, which is `mine` here and `theirs` on `rank`.
+/// The error that `setting` is `mine` here but `theirs` on `rank`.
 fn differs(setting: Setting, rank: GroupRank, mine: u64, theirs: u64) -> Error {
     Error::argument(Subject::Setting(setting), AmongRanks::Same { rank })
         .got(shown(setting, mine), format_args!("{} as on rank {rank}", shown(setting, theirs)))
 }
 
-/// The settings that must be the same on every rank, as numbers.
+/// The settings that must be the same on all ranks, as numbers.
 fn compared(facts: &GroupFacts, env: &Env) -> [(Setting, u64); COMPARED] {
     [
         (Setting::Algorithm, u64::from(facts.algorithm as u32)),
@@ -164,7 +164,7 @@ fn compared(facts: &GroupFacts, env: &Env) -> [(Setting, u64); COMPARED] {
     ]
 }
 
-/// A compared number in the form that callers know.
+/// A compared number, in the form that callers know.
 fn shown(setting: Setting, number: u64) -> String {
     let raw = u32::try_from(number).unwrap_or(u32::MAX);
     let named = match setting {

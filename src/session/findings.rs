@@ -1,4 +1,4 @@
-//! Unusual ids and weights of a rank: how many, and the first of each kind.
+//! Collects a rank's unusual ids and weights: how many there are, and the first of each kind.
 
 use std::fmt::{self, Display, Formatter};
 
@@ -27,22 +27,22 @@ impl Kind {
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Findings {
     experts: usize,
-    /// Neither an expert nor -1.
+    /// Ids that are neither an expert nor -1.
     foreign: Kind,
-    /// Experts that the token has named before.
+    /// Experts that a token names repeatedly.
     repeated: Kind,
-    /// NaN weights of experts.
+    /// Entries with an expert whose weight is NaN.
     nan: Kind,
 }
 
 impl Findings {
-    /// Nothing unusual yet, for `experts` experts.
+    /// No findings yet, in a group with `experts`.
     pub(super) fn new(experts: usize) -> Self {
         Self { experts, ..Self::default() }
     }
 
-    /// Looks at int64 `ids` `[.., top_k]`.
-    pub(super) fn look_at_ids(&mut self, ids: &[u8], top_k: usize) {
+    /// Adds the unusual ones of int64 `ids` `[.., top_k]`.
+    pub(super) fn add_ids(&mut self, ids: &[u8], top_k: usize) {
         for (token, ids) in int64s(ids).chunks(top_k.max(1)).enumerate() {
             for (k, &id) in ids.iter().enumerate() {
                 let entry = Entry { token, k, id };
@@ -56,8 +56,8 @@ impl Findings {
         }
     }
 
-    /// Looks at the float32 weights of such ids.
-    pub(super) fn look_at_weights(&mut self, (ids, weights): (&[u8], &[u8]), top_k: usize) {
+    /// Adds the unusual ones of the ids' float32 weights.
+    pub(super) fn add_weights(&mut self, (ids, weights): (&[u8], &[u8]), top_k: usize) {
         let weights = weights.as_chunks().0.iter();
         for (entry, (id, weight)) in int64s(ids).into_iter().zip(weights).enumerate() {
             if self.is_expert(id) && f32::from_ne_bytes(*weight).is_nan() {
@@ -111,7 +111,7 @@ mod tests {
     fn ids_are_counted_by_kind_and_the_first_is_named() {
         let found = |ids: &[i64], top_k| {
             let mut found = Findings::new(4);
-            found.look_at_ids(&bytes_of(ids), top_k);
+            found.add_ids(&bytes_of(ids), top_k);
             found
         };
         assert_eq!(

@@ -1,4 +1,4 @@
-//! A group: its facts, its backend, whether it is still usable, and which dispatch owns which view.
+//! An open group: its facts, its backend, whether it is still usable, and which dispatch owns which view.
 
 use crate::backend::device::{Blocks, Device, EnteredDevice, OwnStream};
 use crate::backend::{Faults, OpenGroup};
@@ -11,7 +11,7 @@ use crate::model::ops::{HandleForm, STAGED_SLOTS, StagedSlot, Stream, ViewBank};
 use crate::model::tensor::DevPtr;
 use crate::session::about::About;
 use crate::session::check::Checks;
-use crate::session::choices::{Asked, Choices, Selector};
+use crate::session::choices::{ChoiceRequest, Choices, Selector};
 use crate::tuning::{Learned, Operation};
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
@@ -24,36 +24,36 @@ pub struct Group {
     nodes: usize,
     backend: OpenGroup,
     faults: Arc<dyn Faults>,
-    /// For exchanges to which the caller gives no stream.
+    /// The stream of exchanges to which the caller gives none.
     own_stream: OnceCell<OwnStream>,
     about: Option<About>,
     checks: Option<Checks>,
     pub(super) choices: Choices,
     failed: OnceCell<Error>,
-    /// Whether the caller has got a failure.
+    /// Whether a call has returned a failure.
     told: AtomicBool,
     closed: AtomicBool,
     staged: Mutex<Staged>,
-    /// The address of each [`Statistic`]; 0 for none.
+    /// The address of each [`Statistic`]; 0 if it is not collected.
     statistics: [AtomicUsize; 3],
     views: Mutex<Views>,
     _with: Option<Arc<dyn Any + Send + Sync>>,
 }
 
-/// What operations add to aligned int64 of the caller's on the device.
+/// What operations can add to a caller's int64 array on the device.
 #[derive(Clone, Copy, Debug)]
 pub enum Statistic {
-    /// `[L]`: the rows that each local expert receives in dispatches that deliver rows by expert (in LL, with a
-    /// counter).
+    /// `[L]`: the rows that each local expert receives in dispatches that deliver rows by expert; in LL, only those
+    /// with a counter.
     Rows,
     /// `[R]`: the nanoseconds that LL dispatches wait for each source rank.
     Waits,
-    /// The same of combines, LL and HT.
+    /// `[R]`: the nanoseconds that combines, LL and HT, wait for each source rank.
     CombineWaits,
 }
 
-/// A group's staged operations, each in a slot that is the same on all ranks. Slots take turns, and a busy one is
-/// skipped: ranks may complete two operations in different orders, unless a third is sent in between.
+/// A group's staged operations, each in a slot that is the same on all ranks. Slots are used in turn, but busy ones are
+/// skipped; so ranks may complete two operations in different orders, unless a third is sent in between.
 #[derive(Default)]
 struct Staged {
     next: usize,
@@ -90,12 +90,12 @@ impl Group {
         }
     }
 
-    /// Makes the group keep `with` alive until it and all its handles are gone.
+    /// Keeps `with` alive until the group and all its handles are gone.
     pub fn keeping(self, with: Arc<dyn Any + Send + Sync>) -> Self {
         Self { _with: Some(with), ..self }
     }
 
-    /// Makes the group's handles take their blocks from `blocks`, if given and if the backend has blocks.
+    /// Makes handles take their blocks from `blocks`, if it is not `None` and the backend has blocks.
     pub fn with_blocks_from(self, blocks: Option<Arc<impl Blocks + 'static>>) -> Self {
         if let Some(blocks) = blocks {
             self.backend.common.take_blocks_from(blocks);
@@ -103,31 +103,31 @@ impl Group {
         self
     }
 
-    /// Refuses a captured `stream` for work that a group does once: a replay would do it too late for the other ranks,
-    /// and repeatedly.
+    /// Refuses a captured `stream` for work that must be done once: replays would do it too late for other ranks, and
+    /// repeatedly.
     pub fn check_not_captured(&self, stream: Stream) -> Result<()> {
         check_not_captured(self.device().as_ref(), stream)
     }
 
-    /// Makes the group's device current on the calling thread until the result is dropped. Meanwhile no call of the
-    /// thread disturbs a capture.
+    /// Makes the group's device current on the calling thread until the result is dropped; until then calls of the
+    /// thread do not disturb captures.
     pub(super) fn enter(&self) -> Result<EnteredDevice> {
         self.device().enter()
     }
 
-    /// Closes the group: calls on its handles are refused from now on. The closing exchange runs on `stream`, by
-    /// default where the creation's exchanges ran. Collective. `tell` gets a failure that no call has returned: an
-    /// operation may have been the last one.
-    pub fn close(&self, stream: Option<Stream>, tell: impl FnOnce(Error)) -> Result<()> {
+    /// Closes the group, after which calls on its handles are refused. The closing exchange runs on `stream`, by
+    /// default on the stream of the creation's exchanges. Collective. `report` gets a failure that no call has
+    /// returned, as of the last operation.
+    pub fn close(&self, stream: Option<Stream>, report: impl FnOnce(Error)) -> Result<()> {
         self.closed.store(true, Ordering::Release);
-        // If the device cannot be entered, closing reports that.
+        // The error is ignored, as closing reports it, too.
         let _entered = self.enter();
         let own = self.own_stream.get().map(|own| own.stream);
         let closed = self.backend.common.close(stream.or(own).unwrap_or(Stream::DEFAULT));
         if let Some(failure) = self.failure()
             && self.is_news()
         {
-            tell(failure.during(Context::GroupFailed));
+            report(failure.during(Context::GroupFailed));
         }
         closed
     }
@@ -136,12 +136,12 @@ impl Group {
         &self.facts
     }
 
-    /// How many nodes its ranks are on.
+    /// The number of nodes that the group's ranks are on.
     pub fn nodes(&self) -> usize {
         self.nodes
     }
 
-    /// Bytes of a caller's memory that a handle with `top_k` ids per token needs; the size depends on nothing else.
+    /// Bytes of a caller's memory for a handle with this form and `top_k` ids per token, whatever its routing.
     pub fn handle_bytes(&self, top_k: usize, form: HandleForm) -> Result<usize> {
         if top_k > MAX_TOP_K {
             let rule = OfTensor::AtMost(Extent::MostTopK);
@@ -156,7 +156,7 @@ impl Group {
         })
     }
 
-    /// Prints `version`, the library's, and a description of the group, each if asked for.
+    /// Logs the library's `version` and a description of the group, each if the environment asks for it.
     pub fn tell(&self, version: &str) {
         log::version(version);
         if let Some(about) = &self.about {
@@ -164,33 +164,32 @@ impl Group {
         }
     }
 
-    /// The checks to make in each call, if asked for.
+    /// The checks to make in each call, if the environment asks for them.
     pub(super) fn checks(&self) -> Option<&Checks> {
         self.checks.as_ref()
     }
 
-    /// Sets how this rank runs `operation`; `None` ends that. LL variants must be the same on all ranks, or their
-    /// combine fails; everything else is local to a rank. A choice that cannot be followed is skipped, with one
-    /// warning.
-    pub fn set_choice(&self, operation: Operation, choice: Option<Asked>) {
+    /// Sets how this rank runs `operation`; `None` removes the choice. If LL variants differ between ranks, combines
+    /// fail; everything else may differ. A choice that cannot be followed is skipped, with one warning.
+    pub fn set_choice(&self, operation: Operation, choice: Option<ChoiceRequest>) {
         self.choices.set(operation, choice);
     }
 
-    /// Lets `selector` choose wherever no choice is set; `None` ends that. It is called within each operation's call,
-    /// without a lock, and may not call the library for this group: operations that it enqueues consult nobody.
+    /// Lets `selector` choose for operations without a set choice; `None` removes it. Each operation's call runs it,
+    /// without locks. It may not call the library for this group; operations that it enqueues consult no selector.
     pub fn set_selector(&self, selector: Option<Selector>) {
         self.choices.select(selector);
     }
 
-    /// From now on operations add `what` to the memory at `to`; `None` ends that. Local to this rank.
+    /// Makes operations add `what` to the array at `to`, until a call with `None`. Local to this rank.
     pub fn collect(&self, what: Statistic, to: Option<DevPtr>) -> Result<()> {
         self.check_usable()?;
         self.statistics[what as usize].store(to.unwrap_or_default().0, Ordering::Release);
         Ok(())
     }
 
-    /// Where operations add `what`.
-    pub(super) fn place_of(&self, what: Statistic) -> Option<DevPtr> {
+    /// The array to which operations add `what`.
+    pub(super) fn address_of(&self, what: Statistic) -> Option<DevPtr> {
         let place = DevPtr(self.statistics[what as usize].load(Ordering::Acquire));
         (!place.is_null()).then_some(place)
     }
@@ -208,26 +207,26 @@ impl Group {
         self.failed.get().cloned().or_else(|| self.faults.first())
     }
 
-    /// Whether the caller gets a failure for the first time.
+    /// Whether no call has returned a failure before; later calls get false.
     pub fn is_news(&self) -> bool {
         !self.told.swap(true, Ordering::Relaxed)
     }
 
-    /// A call has returned an error: that of the group, if it has failed.
+    /// Records that a call has returned an error, which is the group's if that has failed.
     pub fn has_told(&self) {
         if self.failure().is_some() {
             self.told.store(true, Ordering::Relaxed);
         }
     }
 
-    /// Marks the group unusable by what a call returns; later calls fail at once instead of leaving the peers waiting.
+    /// Makes the group unusable because of `error`, so that later calls fail at once instead of making peers wait.
     pub fn mark_failed(&self, error: Error) {
-        // The first failure is the one worth reporting.
+        // Only the first failure is reported.
         let _ = self.failed.set(error);
         self.told.store(true, Ordering::Relaxed);
     }
 
-    /// The library's own stream for the group's exchanges, created on first use.
+    /// The group's own stream for exchanges, created on first use.
     pub(super) fn own_stream(&self) -> Result<Stream> {
         self.own_stream.get_or_try_init(|| OwnStream::new(self.device())).map(|own| own.stream)
     }
@@ -243,7 +242,7 @@ impl Group {
         }
     }
 
-    /// Sends a staged operation with `send`, which gets its slot; refuses if no slot is free.
+    /// Sends a staged operation by `send`, which gets its slot; an error if no slot is free.
     pub(super) fn send_staged(&self, send: impl FnOnce(StagedSlot) -> Result<()>) -> Result<StagedSlot> {
         let mut staged = self.staged.lock();
         let Some(slot) = staged.free_slot() else {
@@ -256,7 +255,7 @@ impl Group {
         Ok(slot)
     }
 
-    /// Fills the next view with `dispatch` on `stream`; `dispatch` gets the bank.
+    /// Fills the next view by `dispatch`, which gets the bank, on `stream`.
     pub(super) fn fill_view<T>(
         &self,
         stream: Stream,
@@ -268,22 +267,22 @@ impl Group {
         Ok((views.fill(is_captured), filled))
     }
 
-    /// Whether another dispatch has taken the view's bank.
+    /// Whether a later dispatch has taken the view's bank.
     pub(super) fn has_view_ended(&self, view: View) -> bool {
         self.views.lock().has_ended(view)
     }
 
-    /// Frees `slot`: its staged operation was completed or abandoned.
+    /// Frees `slot`, whose staged operation was completed or abandoned.
     pub(super) fn end_staged(&self, slot: StagedSlot) {
         self.staged.lock().set_waiting(slot, false);
     }
 }
 
-/// As [`Group::check_not_captured`], before there is a group on `device`.
+/// As [`Group::check_not_captured`], if there is no group on `device` yet.
 pub(super) fn check_not_captured(device: &dyn Device, stream: Stream) -> Result<()> {
     match device.is_captured(stream) {
         Ok(true) => Err(Error::usage(Subject::Stream, InSequence::NoCaptureOfGroup)),
-        // Anything else wrong with the stream shows when it is used.
+        // Other errors of the stream are reported when it is used.
         _ => Ok(()),
     }
 }
@@ -306,7 +305,8 @@ impl Staged {
 #[derive(Default)]
 struct Views {
     next: ViewBank,
-    /// By bank, how often calls and captures have filled it. Apart: a capture fills nothing before a replay.
+    /// How often calls and captures have filled each bank; counted separately, as a capture fills nothing until a
+    /// replay.
     filled: [Filled; ViewBank::COUNT],
 }
 
@@ -316,17 +316,17 @@ struct Filled {
     in_captures: usize,
 }
 
-/// A view that was filled.
+/// A filled view.
 #[derive(Clone, Copy)]
 pub(super) struct View {
     bank: ViewBank,
     is_captured: bool,
-    /// Which fill of its bank by calls, or by captures, this was.
+    /// The number of this fill among those of its bank by calls, or by captures.
     number: usize,
 }
 
 impl Views {
-    /// The bank of the next view.
+    /// The bank that the next view takes.
     fn next(&self) -> ViewBank {
         self.next
     }
@@ -340,7 +340,7 @@ impl Views {
         View { bank, is_captured, number: *count }
     }
 
-    /// Whether its bank was filled again since, in the same way.
+    /// Whether the view's bank was filled again, likewise by a call or a capture.
     fn has_ended(&mut self, view: View) -> bool {
         *self.count(view.bank, view.is_captured) != view.number
     }

@@ -1,4 +1,4 @@
-//! A handle: a replaceable routing, its backend side, and its pending staged operation.
+//! A handle: its present routing, that routing's state in the backend, and a pending staged operation.
 
 use crate::backend::{HtBackend, HtGroupBackend, LlBackend, LlGroupBackend};
 use crate::error::refusal::{InSequence, Role, Subject};
@@ -12,25 +12,25 @@ use crate::rule::handle::HandleTensors;
 use crate::rule::{self, CombineTensors, DispatchTensors, ht, ll};
 use crate::session::choices::{About, Chosen};
 use crate::session::group::{Group, Statistic, View};
-use crate::session::route::{self, Given, Own, Routed};
-use crate::tuning::{Lie, Operation};
+use crate::session::route::{self, CallerMemory, HandleProperties, Routed};
+use crate::tuning::{Operation, RowLayout};
 use parking_lot::{Mutex, RwLock};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// A routing of tokens to experts, and its state.
+/// A handle: a routing of tokens to experts, which updates replace, and its state.
 pub struct Handle {
     mode: ByMode<Ll, Ht>,
-    /// `None`: the block is in the library's memory.
-    given: Option<Given>,
+    /// `None` if the block is in the library's memory.
+    caller_memory: Option<CallerMemory>,
     form: HandleForm,
     life: HandleLife,
-    // Dropped last, after the group's backend in `mode`.
+    // Last, to be dropped after the backend's state in `mode`.
     group: Arc<Group>,
 }
 
-/// The side of the group that makes routings, and a handle's state.
+// For each mode: the backend's group, which makes routings, and the handle's state.
 type Ll = (Arc<dyn LlGroupBackend>, Mutex<LlHandle>);
 type Ht = (Arc<dyn HtGroupBackend>, RwLock<Option<Routed<dyn HtBackend>>>);
 
@@ -38,7 +38,7 @@ type Ht = (Arc<dyn HtGroupBackend>, RwLock<Option<Routed<dyn HtBackend>>>);
 #[derive(Default)]
 struct LlHandle {
     routed: Option<Routed<dyn LlBackend>>,
-    /// Layout of the last dispatch's rows, which the next combine takes.
+    /// Layout of the last dispatch's rows, which the next combine expects.
     dispatched: Option<Layout>,
     /// The bank of that dispatch's view, if it had one.
     view: Option<ViewBank>,
@@ -49,35 +49,34 @@ struct LlHandle {
 struct Sent {
     op: LlOp,
     slot: StagedSlot,
-    /// The view that its rows go into.
+    /// The view into which rows go.
     view: Option<View>,
 }
 
-/// The routing; a handle has none before its first update.
+/// The routing; an error before the handle's first update.
 fn routed<B: ?Sized>(routed: &Option<Routed<B>>) -> Result<&Routed<B>> {
     let missing = || Error::usage(Subject::Handle, InSequence::RouteFirst);
     routed.as_ref().ok_or_else(missing)
 }
 
 impl Handle {
-    /// A handle without a routing: nothing can run on it before its first [`Handle::update`].
+    /// A handle without a routing, on which nothing can run before the first [`Handle::update`].
     pub fn new(group: Arc<Group>, form: HandleForm) -> Self {
         let mode = match &group.backend().mode {
             ByMode::Ll(group) => ByMode::Ll((Arc::clone(group), Mutex::default())),
             ByMode::Ht(group) => ByMode::Ht((Arc::clone(group), RwLock::default())),
         };
-        Self { mode, given: None, form, life: HandleLife::default(), group }
+        Self { mode, caller_memory: None, form, life: HandleLife::default(), group }
     }
 
-    /// The same, with its block in a caller's `memory` of `bytes`, at least [`Group::handle_bytes`]; every routing has
-    /// `top_k` ids per token. Nothing is touched there until an update (in LL, a dispatch) has run on its stream.
+    /// As [`Self::new`], with the block in a caller's `memory` of `bytes`, at least [`Group::handle_bytes`]. Every
+    /// routing must have `top_k` ids per token. The memory is not accessed before an update (in LL, a dispatch) runs.
     ///
-    /// A block that an equal handle has stored there, or a copy of one from any address, may be used without an update
-    /// (HT), or without a dispatch (LL, which needs its ids). The device checks that there is one, and the group fails
-    /// if not; over several nodes the host checks, so operations wait until their stream gets to them, and LL does not
-    /// use the memory. In HT either all ranks' handles lie in callers' memory or none does, and the blocks are of the
-    /// same update. An abandoned staged operation uses the memory until the group's next staged operation in its slot,
-    /// or the group's end.
+    /// If the memory has a block that an equal handle has stored, or a copy of one, HT needs no update, and LL no
+    /// dispatch, but an update with the ids. The device checks the block, and the group fails if it is invalid. Over
+    /// several nodes the host checks it, so calls wait for their stream, and LL does not use the memory. In HT, either
+    /// all ranks' blocks are in callers' memory or none, and they must be of the same update. An abandoned staged
+    /// operation uses the memory until the group's next staged operation in its slot, or the group's end.
     pub fn in_memory(
         group: Arc<Group>,
         memory: DevPtr,
@@ -88,17 +87,16 @@ impl Handle {
         if group.nodes() > 1 && matches!(group.backend().mode, ByMode::Ll(_)) {
             return Ok(Self::new(group, form));
         }
-        Ok(Self { given: Some(Given { block, top_k }), ..Self::new(group, form) })
+        Ok(Self { caller_memory: Some(CallerMemory { block, top_k }), ..Self::new(group, form) })
     }
 
-    /// Replaces the routing by that of `tensors`, which is an error if they could not be read. Collective in HT. A
-    /// refusal leaves this rank's routing as it was; but in HT other ranks may have dropped theirs, as those on the
-    /// GPUs of one node learn of the refusal later: an operation on the old routing then waits for them until the
-    /// deadline.
+    /// Replaces the routing by that of `tensors`, which is an error if they could not be read. Collective in HT. After
+    /// a refusal this rank still has its old routing. But in HT other ranks may have dropped theirs, as on one node of
+    /// GPUs they learn of the refusal later: an operation on the old routing then waits for them until the deadline.
     pub fn update(&self, tensors: Result<HandleTensors>, stream: Stream) -> Result<()> {
         self.group.check_usable()?;
         let _entered = self.group.enter()?;
-        let own = Own { given: self.given.as_ref(), form: self.form, life: &self.life };
+        let own = HandleProperties { caller_memory: self.caller_memory.as_ref(), form: self.form, life: &self.life };
         match &self.mode {
             ByMode::Ll((backend, handle)) => {
                 let mut handle = handle.lock();
@@ -119,7 +117,7 @@ impl Handle {
         }
     }
 
-    /// Closes the handle; abandons its staged operation.
+    /// Closes the handle, and abandons its staged operation.
     pub fn close(&self) {
         if let ByMode::Ll((_, handle)) = &self.mode {
             let mut handle = handle.lock();
@@ -128,7 +126,7 @@ impl Handle {
                 routed.backend.abandon(&sent.op, sent.slot);
                 self.group.end_staged(sent.slot);
             }
-            // Nothing can start any more, even on a thread that is about to.
+            // So that other threads, too, cannot start operations any more.
             handle.routed = None;
         }
     }
@@ -145,14 +143,14 @@ impl Handle {
         let operations = [Operation::LlDispatch, Operation::HtDispatch];
         let rows = tensors.out_tokens.or(tensors.tokens);
         let chosen = self.chosen(operations, [rows, tensors.out_tokens, tensors.tokens], |_| {
-            Lie::of(tensors.out_ids.is_some(), tensors.out_tokens.is_some_and(|out| out.data.is_null()))
+            RowLayout::of(tensors.out_ids.is_some(), tensors.out_tokens.is_some_and(|out| out.data.is_null()))
         });
         match &self.mode {
             ByMode::Ll((_, handle)) => {
                 let mut handle = handle.lock();
                 let op = LlDispatch {
                     launch: chosen.launch,
-                    waits: self.group.place_of(Statistic::Waits),
+                    waits: self.group.address_of(Statistic::Waits),
                     ..ll::dispatch(facts, &routed(&handle.routed)?.routing, tensors)?
                 };
                 let start = |handle: &mut LlHandle, op| {
@@ -176,20 +174,20 @@ impl Handle {
                     start(&mut handle, op).map(|()| None)?
                 };
                 if !staged {
-                    // After the operation is recorded as dispatched: it runs even if counting fails.
+                    // After the dispatch is recorded, as it runs even if counting fails.
                     self.count(&*routed(&handle.routed)?.backend, &LlOp::Dispatch(op), stream)?;
                 }
                 Ok(out)
             }
             ByMode::Ht(ht) => self.with_ht(ht, (Role::TokensIn, tensors.tokens), |routed| {
                 let mut op = ht::dispatch(facts, &routed.routing, tensors)?;
-                (op.launch, op.way) = (chosen.launch, chosen.way);
+                (op.launch, op.path) = (chosen.launch, chosen.path);
                 ht::dispatch_holds(&routed.routing, &op, routed.rows_to_hold(facts))?;
                 if let Some(checks) = self.group.checks() {
                     checks.ht_dispatch(&routed.routing, &op, stream);
                 }
                 routed.backend.dispatch(&op, stream)?;
-                if let Some(totals) = self.group.place_of(Statistic::Rows) {
+                if let Some(totals) = self.group.address_of(Statistic::Rows) {
                     routed.backend.add_counts(totals, stream)?;
                 }
                 Ok(None)
@@ -203,7 +201,7 @@ impl Handle {
         let facts = self.group.facts();
         let operations = [Operation::LlCombine, Operation::HtCombine];
         let chosen = self.chosen(operations, [tensors.tokens, tensors.tokens, tensors.out_tokens], |handle| {
-            Lie::of(handle.dispatched.is_some_and(Layout::is_rank_major), handle.view.is_some())
+            RowLayout::of(handle.dispatched.is_some_and(Layout::is_rank_major), handle.view.is_some())
         });
         match &self.mode {
             ByMode::Ll((_, handle)) => {
@@ -211,10 +209,10 @@ impl Handle {
                 let routing = &routed(&handle.routed)?.routing;
                 let layout = match handle.dispatched {
                     Some(layout) => layout,
-                    None if self.given.is_none() => {
+                    None if self.caller_memory.is_none() => {
                         return Err(Error::usage(Subject::Handle, InSequence::DispatchFirst));
                     }
-                    // The device compares this guess with the block's header.
+                    // A guess, which the device compares with the block's header.
                     None => match (tensors.weights, tensors.token_weights) {
                         (None, None) => facts.rank_major(),
                         _ => facts.layout(),
@@ -225,33 +223,33 @@ impl Handle {
                     view: handle.view,
                     launch: chosen.launch,
                     sums: chosen.sums(routing.top_k, op.sums),
-                    waits: self.group.place_of(Statistic::CombineWaits),
+                    waits: self.group.address_of(Statistic::CombineWaits),
                     ..op
                 };
                 self.start(&mut handle, &LlOp::Combine(op), staged, stream)
             }
             ByMode::Ht(ht) => self.with_ht(ht, (Role::TokensOut, tensors.out_tokens), |routed| {
                 let mut op = ht::combine(facts, &routed.routing, tensors)?;
-                (op.launch, op.way) = (chosen.launch, chosen.way);
-                op.waits = self.group.place_of(Statistic::CombineWaits);
+                (op.launch, op.path) = (chosen.launch, chosen.path);
+                op.waits = self.group.address_of(Statistic::CombineWaits);
                 ht::combine_holds(&op, routed.rows_to_hold(facts))?;
                 routed.backend.combine(&op, stream)
             }),
         }
     }
 
-    /// What was chosen for this handle's operation of either mode, on rows like `rows`, where peers may map `mapped`.
-    /// The handle's lock is not held meanwhile, so the routing may change before the operation is checked. A routing in
-    /// a caller's memory is known only to have as many tokens as this rank's rows, `own`.
+    /// The choice for an operation, `of_ll` or `of_ht`, on rows like `rows`; peers may map `mapped`. The handle's lock
+    /// is not held meanwhile, so the routing may change before the operation is checked. The number of tokens of a
+    /// routing in a caller's memory is that of this rank's rows `own`.
     #[inline]
     fn chosen(
         &self,
         [of_ll, of_ht]: [Operation; 2],
         [rows, mapped, own]: [Option<&Tensor>; 3],
-        lie: impl FnOnce(&LlHandle) -> Lie,
+        layout: impl FnOnce(&LlHandle) -> RowLayout,
     ) -> Chosen {
-        let about = |tokens, top_k, lie| About {
-            lie,
+        let about = |tokens, top_k, layout| About {
+            layout,
             tokens,
             top_k,
             row_bytes: rows.and_then(Tensor::row_bytes).unwrap_or(0),
@@ -261,18 +259,20 @@ impl Handle {
         match &self.mode {
             ByMode::Ll((_, handle)) => choices.of(of_ll, || {
                 let handle = handle.lock();
-                let lie = Some(lie(&handle));
-                handle.routed.as_ref().map(|it| about(it.routing.tokens, it.routing.top_k, lie))
+                let layout = Some(layout(&handle));
+                handle.routed.as_ref().map(|it| about(it.routing.tokens, it.routing.top_k, layout))
             }),
-            ByMode::Ht((_, handle)) => choices.of(of_ht, || match &self.given {
-                Some(given) => own.and_then(|it| it.sizes().first()).map(|&it| about(it as usize, given.top_k, None)),
+            ByMode::Ht((_, handle)) => choices.of(of_ht, || match &self.caller_memory {
+                Some(caller_memory) => {
+                    own.and_then(|it| it.sizes().first()).map(|&it| about(it as usize, caller_memory.top_k, None))
+                }
                 None => handle.read().as_ref().map(|it| about(it.routing.tokens, it.routing.top_k, None)),
             }),
         }
     }
 
-    /// Enqueues an HT operation on as many tokens of this rank as `rows` has. A caller's memory may hold any routing by
-    /// now, so only the number of tokens is known of it.
+    /// Enqueues an HT operation on as many tokens of this rank as `rows` has. Of a routing in a caller's memory only
+    /// this number is known, as the caller may have replaced the block.
     #[inline]
     fn with_ht<T>(
         &self,
@@ -280,8 +280,8 @@ impl Handle {
         rows: (Role, Option<&Tensor>),
         run: impl FnOnce(&Routed<dyn HtBackend>) -> Result<T>,
     ) -> Result<T> {
-        let Some(given) = &self.given else { return run(routed(&handle.read())?) };
-        let of = (given.top_k, self.form);
+        let Some(caller_memory) = &self.caller_memory else { return run(routed(&handle.read())?) };
+        let of = (caller_memory.top_k, self.form);
         let routing = rule::handle::routed_before(self.group.facts(), rows, of)?;
         let cached = handle.read();
         if let Some(routed) = &*cached
@@ -290,7 +290,7 @@ impl Handle {
             return run(routed);
         }
         drop(cached);
-        let routed = route::ht_before(backend, routing, given)?;
+        let routed = route::ht_before(backend, routing, caller_memory)?;
         let done = run(&routed)?;
         let before = handle.write().replace(routed);
         drop(before);
@@ -313,15 +313,15 @@ impl Handle {
         Ok(())
     }
 
-    /// Adds what LL operation `op` delivered to the group's totals, if it counts by expert.
+    /// If LL operation `op` counts rows by expert, adds its counts to the group's totals.
     fn count(&self, backend: &dyn LlBackend, op: &LlOp, stream: Stream) -> Result<()> {
-        match (self.group.place_of(Statistic::Rows), op.rows_of_experts()) {
+        match (self.group.address_of(Statistic::Rows), op.rows_of_experts()) {
             (Some(totals), Some(counts)) => backend.add_counts(counts, totals, stream),
             _ => Ok(()),
         }
     }
 
-    /// What to receive of a staged operation: no rows if another dispatch has taken its view's bank.
+    /// The staged operation to receive; without its rows if a later dispatch has taken the view's bank.
     fn received(&self, sent: &Sent) -> LlOp {
         match (sent.op, sent.view) {
             (LlOp::Dispatch(op), Some(view)) if self.group.has_view_ended(view) => {
@@ -337,7 +337,7 @@ impl Handle {
         let ByMode::Ll((_, handle)) = &self.mode else { return Ok(()) };
         let mut handle = handle.lock();
         let Some(sent) = &handle.staged else { return Ok(()) };
-        // If this is refused, the operation stays pending: the caller may try again.
+        // If this fails, the operation stays pending, and the caller may try again.
         let Routed { routing, backend, .. } = routed(&handle.routed)?;
         if let Some(checks) = self.group.checks() {
             checks.ll_receive(routing, &sent.op, stream);
@@ -349,8 +349,8 @@ impl Handle {
         counted
     }
 
-    /// The most rows that an HT dispatch can deliver: the bound of the group, or that on a routing's slots; in a group
-    /// without a bound the exact number, or none if it is not known `within` that time.
+    /// The most rows that an HT dispatch can deliver, by the bounds of the group and of the routing's slots. In a group
+    /// without a bound the exact number, or `None` if it is not known `within` that time.
     pub fn num_recv_tokens(&self, within: Duration) -> Result<Option<usize>> {
         match (&self.mode, self.group.facts().recv_rows()) {
             (ByMode::Ht(_), Some(rows)) if self.form.zones.is_none() => Ok(Some(rows)),
@@ -359,20 +359,20 @@ impl Handle {
         }
     }
 
-    /// As [`Handle::received_rows`]; later operations on fewer rows are refused. Not in groups with a bound: there a
-    /// rank that gets more rows fails while the operation runs, so that the others hear of it.
+    /// As [`Handle::received_rows`], after which operations on fewer rows are refused. Not used in groups with a bound,
+    /// where a rank that gets more rows fails while the operation runs, so that other ranks learn of it.
     fn expected_rows(&self, within: Duration) -> Result<Option<usize>> {
         let rows = self.received_rows(within)?;
-        if let (ByMode::Ht((_, handle)), None, Some(rows)) = (&self.mode, &self.given, rows) {
+        if let (ByMode::Ht((_, handle)), None, Some(rows)) = (&self.mode, &self.caller_memory, rows) {
             routed(&handle.read())?.told.store(rows, Ordering::Relaxed);
         }
         Ok(rows)
     }
 
-    /// The same for the block in a caller's memory at that point of `stream`; none if it is no routing of this handle's
-    /// tokens, or if nothing has run on it yet.
+    /// The rows of the routing that is in a caller's memory once `stream` gets there; `None` if it is not a routing of
+    /// this handle's tokens, or if nothing has run on the handle yet.
     pub fn rows_in_memory(&self, stream: Stream) -> Result<Option<usize>> {
-        match (&self.given, &self.mode) {
+        match (&self.caller_memory, &self.mode) {
             (Some(_), ByMode::Ht((_, handle))) => match &*handle.read() {
                 Some(routed) => routed.backend.num_recv_tokens_in_block(stream),
                 None => Ok(None),
@@ -381,7 +381,7 @@ impl Handle {
         }
     }
 
-    /// The rows that an HT dispatch delivers to this rank; none if the routing is not exchanged `within` that time.
+    /// The rows that an HT dispatch delivers to this rank; `None` if that is not known `within` this time.
     pub fn received_rows(&self, within: Duration) -> Result<Option<usize>> {
         let ByMode::Ht((_, handle)) = &self.mode else {
             let (got, expected) = (Algorithm::LowLatency, Algorithm::HighThroughput);

@@ -1,4 +1,4 @@
-//! A group's objects, memory that the ranks of a node map of each other, as callers make and end them.
+//! A group's objects: memory that the ranks of a node map of each other, allocated or registered by callers.
 
 use crate::backend::objects::{Found, Kind, Wanted};
 use crate::error::refusal::{InSequence, OfMemory, Subject};
@@ -8,14 +8,14 @@ use crate::model::tensor::DevPtr;
 use crate::session::group::Group;
 
 impl Group {
-    /// Allocates an object of `bytes`, until [`Group::free_memory`] or the group's end. `bytes` is an error if they
-    /// could not be read. Collective, in the same order on all ranks.
+    /// Allocates an object of `bytes`, which is an error if it could not be read; valid until [`Group::free_memory`] or
+    /// the group's end. Collective, in the same order on all ranks.
     pub fn allocate_memory(&self, bytes: Result<usize>) -> Result<DevPtr> {
         let wanted = bytes.map(Wanted::New);
         self.exchange(|stream| self.backend().common.objects().make(wanted, Kind::Own, stream))
     }
 
-    /// Frees the object of [`Group::allocate_memory`] at `data`. Collective.
+    /// Frees the object that [`Group::allocate_memory`] has returned. Collective.
     pub fn free_memory(&self, data: DevPtr) -> Result<()> {
         self.exchange(|stream| self.backend().common.objects().end(data, Kind::Own, stream))
     }
@@ -31,9 +31,9 @@ impl Group {
         self.exchange(|stream| self.backend().common.objects().end(data, Kind::Given, stream))
     }
 
-    /// The address of the view that `view` gives a dispatch on `stream`. The group's first such dispatch is collective,
-    /// like NCCL's first collective: it allocates the views, which most groups do not use, at twice the size of the
-    /// received rows. All ranks must dispatch into views, or none: otherwise all run into their deadlines.
+    /// The address of the view that `view` returns for a dispatch on `stream`. The group's first such dispatch is
+    /// collective, as it allocates the views, which take twice the size of the received rows and which most groups do
+    /// not use. If some ranks dispatch into views and others do not, all time out.
     pub(super) fn view_at(&self, view: impl Fn() -> Result<Option<DevPtr>>, stream: Stream) -> Result<DevPtr> {
         if let Some(at) = view()? {
             return Ok(at);

@@ -1,4 +1,4 @@
-//! Open groups and handles; an ABI gives them numbers or addresses.
+//! Open groups and handles: the interface on which the ABIs are built.
 
 pub mod about;
 mod check;

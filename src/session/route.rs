@@ -1,4 +1,4 @@
-//! Routes a handle: turns its tensors into the backend's side.
+//! Routes a handle: checks its tensors, and creates the routing's state in the backend.
 
 use crate::backend::{HtBackend, HtGroupBackend, HtRouting, LlBackend, LlGroupBackend};
 use crate::error::refusal::{OfTensor, Role, Subject};
@@ -13,31 +13,35 @@ use crate::session::group::Group;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// A block in a caller's memory, for routings with `top_k` ids per token.
-pub(super) struct Given {
+/// A handle's block in a caller's memory, for routings with `top_k` ids per token.
+pub(super) struct CallerMemory {
     pub(super) block: CallerBlock,
     pub(super) top_k: usize,
 }
 
-/// A handle's properties before it has a routing.
+/// The properties of a handle that do not depend on its routing.
 #[derive(Clone, Copy)]
-pub(super) struct Own<'a> {
-    pub(super) given: Option<&'a Given>,
+pub(super) struct HandleProperties<'a> {
+    pub(super) caller_memory: Option<&'a CallerMemory>,
     pub(super) form: HandleForm,
     pub(super) life: &'a HandleLife,
 }
 
-impl Own<'_> {
+impl HandleProperties<'_> {
     fn home(self) -> HandleHome {
-        HandleHome { caller_block: self.given.map(|given| given.block), life: self.life.clone() }
+        HandleHome {
+            caller_block: self.caller_memory.map(|caller_memory| caller_memory.block),
+            life: self.life.clone(),
+        }
     }
 }
 
-/// A routing and its backend side.
+/// A routing and its state in the backend.
 pub(super) struct Routed<B: ?Sized> {
     pub(super) routing: Routing,
     pub(super) backend: Box<B>,
-    /// The rows that a dispatch delivers here, as the caller was last told: replayed updates bring others. At first 0.
+    /// The rows that a dispatch delivers here, as last returned to the caller; initially 0. Replayed updates change
+    /// them.
     pub(super) told: AtomicUsize,
 }
 
@@ -48,15 +52,15 @@ impl<B: ?Sized> Routed<B> {
 }
 
 impl Routed<dyn HtBackend> {
-    /// In a group with a bound: the most rows that a routing of this form may bring here.
+    /// In a group with a bound: the most rows that a routing of this form may deliver here.
     pub(super) fn most_rows(&self, facts: &GroupFacts) -> Option<usize> {
         let rows = facts.recv_rows()?;
         let slots = |zones: Zones| zones.most(rows, self.routing.top_k, facts.local_experts());
         Some(self.routing.form.zones.map_or(rows, slots))
     }
 
-    /// The rows that tensors of operations must have: all that may come where more would be dropped without a word,
-    /// else as many as the caller was told.
+    /// The rows that tensors of operations must hold: the most that may come if more would be dropped silently,
+    /// otherwise as many as the caller was told.
     pub(super) fn rows_to_hold(&self, facts: &GroupFacts) -> usize {
         let drops = self.routing.form.zones.is_some_and(|zones| zones.most_slots.is_some());
         let most = drops.then(|| self.most_rows(facts)).flatten();
@@ -64,12 +68,12 @@ impl Routed<dyn HtBackend> {
     }
 }
 
-/// Routes in LL by `tensors`; local. A rank that refuses its tensors tells its backend, too.
+/// Routes in LL by `tensors`; local. The backend also learns that a rank refuses its tensors.
 pub(super) fn ll(
     group: &Group,
     backend: &Arc<dyn LlGroupBackend>,
     tensors: Result<HandleTensors>,
-    own: Own<'_>,
+    own: HandleProperties<'_>,
     stream: Stream,
 ) -> Result<Routed<dyn LlBackend>> {
     let routing = checked(group, tensors, own).map(|(routing, _)| routing);
@@ -82,7 +86,7 @@ pub(super) fn ht(
     group: &Group,
     backend: &Arc<dyn HtGroupBackend>,
     tensors: Result<HandleTensors>,
-    own: Own<'_>,
+    own: HandleProperties<'_>,
     stream: Stream,
 ) -> Result<Routed<dyn HtBackend>> {
     let counters = tensors.as_ref().map(|it| it.counters).unwrap_or_default();
@@ -99,18 +103,22 @@ pub(super) fn ht(
     Ok(Routed::new(routing?, backend))
 }
 
-/// HT: the `routing` that an equal handle has stored in `given` memory; local.
+/// HT: the `routing` that an equal handle has stored in the caller's memory; local.
 pub(super) fn ht_before(
     backend: &Arc<dyn HtGroupBackend>,
     routing: Routing,
-    given: &Given,
+    caller_memory: &CallerMemory,
 ) -> Result<Routed<dyn HtBackend>> {
-    Ok(Routed::new(routing, Arc::clone(backend).reopen_handle(routing, given.block)?))
+    Ok(Routed::new(routing, Arc::clone(backend).reopen_handle(routing, caller_memory.block)?))
 }
 
-fn checked(group: &Group, tensors: Result<HandleTensors>, own: Own<'_>) -> Result<(Routing, Option<Counter>)> {
+fn checked(
+    group: &Group,
+    tensors: Result<HandleTensors>,
+    own: HandleProperties<'_>,
+) -> Result<(Routing, Option<Counter>)> {
     let tensors = tensors?;
-    (own.given).map_or(Ok(()), |it| rule::handle::has_top_k(&tensors, it.top_k))?;
+    (own.caller_memory).map_or(Ok(()), |it| rule::handle::has_top_k(&tensors, it.top_k))?;
     let routing = rule::handle::routing(group.facts(), &tensors.ids, own.form)?;
     Ok((routing, rule::handle::counter(group.facts(), &tensors)?))
 }

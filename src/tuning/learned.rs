@@ -7,13 +7,13 @@ use serde_json::Value;
 
 crate::named! {
     /// Layout of an LL operation's rows, with its name in files.
-    Lie:
+    RowLayout:
     ByExpert = 0, "expert";
     ByRank = 1, "rank";
     InView = 2, "view";
 }
 
-impl Lie {
+impl RowLayout {
     /// The layout of rows by rank or expert, in a view or not.
     pub fn of(by_rank: bool, in_view: bool) -> Self {
         match (by_rank, in_view) {
@@ -30,7 +30,7 @@ pub struct Rows {
     /// Bytes of a row as it travels, without its scales.
     pub row_bytes: usize,
     /// Layout, in LL.
-    pub lie: Option<Lie>,
+    pub layout: Option<RowLayout>,
     /// Whether peers map their memory.
     pub mapped: bool,
 }
@@ -56,7 +56,7 @@ struct Entry {
     operation: Operation,
     tokens: u64,
     row_bytes: Option<u64>,
-    lie: Option<Lie>,
+    layout: Option<RowLayout>,
     mapped: Option<bool>,
     variant: Option<Variant>,
     shape: Option<Choice>,
@@ -104,7 +104,7 @@ impl Learned {
             entry.operation == operation
                 && entry.tokens >= tokens
                 && entry.row_bytes.is_none_or(|bytes| bytes == rows.row_bytes as u64)
-                && (entry.lie.is_none() || rows.lie.is_none() || entry.lie == rows.lie)
+                && (entry.layout.is_none() || rows.layout.is_none() || entry.layout == rows.layout)
                 && (!by_memory || entry.mapped.is_none_or(|mapped| mapped == rows.mapped))
         })
     }
@@ -121,7 +121,8 @@ impl Entry {
                 found.ok_or_else(|| unknown("variant", &name))
             })
             .transpose()?;
-        let lie = text("layout")?.map(|name| Lie::named(&name).ok_or_else(|| unknown("layout", &name))).transpose()?;
+        let layout =
+            text("layout")?.map(|name| RowLayout::named(&name).ok_or_else(|| unknown("layout", &name))).transpose()?;
         let mapped = text("memory")?
             .map(|name| match name.as_str() {
                 "symmetric" => Ok(true),
@@ -133,7 +134,7 @@ impl Entry {
             operation,
             tokens: number(entry, "tokens")?,
             row_bytes: entry.get("row_bytes").map(|_| number(entry, "row_bytes")).transpose()?,
-            lie,
+            layout,
             mapped,
             variant,
             shape: entry.get("blocks").map(|_| shape(entry)).transpose()?,

@@ -11,7 +11,7 @@ mod variant;
 
 use crate::log::{self, shown};
 use file::File;
-pub use learned::{Best, Learned, Lie, Rows};
+pub use learned::{Best, Learned, RowLayout, Rows};
 pub use shapes::Shapes;
 pub use variant::{Choice, Operation, Unfit, Variant, share};
 

@@ -139,7 +139,7 @@ fn choices_are_for_rows_as_they_were_measured() {
         .join(","),
     )
     .unwrap();
-    let rows = Rows { row_bytes: 64, lie: None, mapped: true };
+    let rows = Rows { row_bytes: 64, layout: None, mapped: true };
     let chosen = |operation, tokens, rows| {
         let Best { variant, shape } = found.choice(operation, tokens, rows);
         (variant.map(Variant::name), shape.map_or(0, |shape| shape.blocks))
@@ -149,11 +149,11 @@ fn choices_are_for_rows_as_they_were_measured() {
     assert_eq!(chosen(Operation::HtDispatch, 9, rows), (Some("ht.direct"), 16));
     assert_eq!(chosen(Operation::HtDispatch, 65, rows), (None, 0));
     assert_eq!(chosen(Operation::HtDispatch, 3, Rows { mapped: false, ..rows }), (None, 0));
-    let view = Rows { lie: Some(Lie::of(true, true)), ..rows };
+    let view = Rows { layout: Some(RowLayout::of(true, true)), ..rows };
     assert_eq!(chosen(Operation::LlDispatch, 8, view), (None, 16));
-    assert_eq!(chosen(Operation::LlDispatch, 8, Rows { lie: Some(Lie::of(true, false)), ..rows }), (None, 0));
+    assert_eq!(chosen(Operation::LlDispatch, 8, Rows { layout: Some(RowLayout::of(true, false)), ..rows }), (None, 0));
     // How ranks sum does not depend on their local tokens or memory.
-    let by_expert = Rows { lie: Some(Lie::of(false, false)), ..rows };
+    let by_expert = Rows { layout: Some(RowLayout::of(false, false)), ..rows };
     for (tokens, mapped, blocks) in [(3, false, 16), (3, true, 0), (16, true, 0), (17, false, 0), (99, true, 0)] {
         let found = chosen(Operation::LlCombine, tokens, Rows { mapped, ..by_expert });
         assert_eq!(found, (Some("ll.exact"), blocks), "{tokens} {mapped}");

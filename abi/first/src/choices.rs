@@ -6,7 +6,7 @@ use crate::types::{ncclEpChoice_t, ncclEpGroup_t, ncclEpQuery_t, ncclEpSelect_t,
 use nccl_ep_abi::refuse;
 use nccl_ep_core::error::Result;
 use nccl_ep_core::model::ops::Launch;
-use nccl_ep_core::session::choices::{Asked, Query, Selector};
+use nccl_ep_core::session::choices::{ChoiceRequest, Query, Selector};
 use nccl_ep_core::tuning::Operation;
 use std::ffi::{c_uint, c_void};
 use std::sync::Arc;
@@ -101,7 +101,7 @@ fn operation_of(number: c_uint) -> Result<Operation> {
 ///
 /// # Safety
 /// `choice` points to a structure whose first field is its size.
-unsafe fn read(choice: *const ncclEpChoice_t) -> Result<Asked> {
+unsafe fn read(choice: *const ncclEpChoice_t) -> Result<ChoiceRequest> {
     // SAFETY: this function's contract.
     let size = unsafe { (&raw const (*choice).size).read() };
     if size as usize != CHOICE_BYTES {
@@ -112,8 +112,8 @@ unsafe fn read(choice: *const ncclEpChoice_t) -> Result<Asked> {
     Ok(asked(&unsafe { choice.read() }))
 }
 
-fn asked(choice: &ncclEpChoice_t) -> Asked {
-    Asked {
+fn asked(choice: &ncclEpChoice_t) -> ChoiceRequest {
+    ChoiceRequest {
         variant: choice.variant,
         launch: Launch {
             blocks: choice.blocks,

@@ -11,7 +11,7 @@ use crate::backend::device::{Blocks, Memory};
 use crate::backend::objects::Recognised;
 use crate::error::Result;
 use crate::model::ids::LocalRank;
-use crate::model::objects::{MAX_OBJECTS, Place};
+use crate::model::objects::{MAX_OBJECTS, ObjectOffset};
 use crate::model::tensor::DevPtr;
 use once_cell::sync::OnceCell;
 use std::ptr::null_mut;
@@ -198,8 +198,8 @@ impl Objects {
     }
 
     /// The object and offset of a tensor of `bytes` at `address`, if peers can reach it.
-    pub(super) fn place_of(&self, address: u64, bytes: u64) -> Option<Place> {
-        self.recognised.place_of(address, bytes)
+    pub(super) fn locate(&self, address: u64, bytes: u64) -> Option<ObjectOffset> {
+        self.recognised.locate(address, bytes)
     }
 
     /// Whether the group has an object; at the same point of the sequence of operations all ranks get the same answer.

@@ -68,7 +68,7 @@ impl GroupState {
     /// Looks up the object that `rows` lie in, as backends do that access them in place.
     pub fn recognise(&self, rows: Rows, row_bytes: usize) {
         if let Some(bytes) = rows.rows.checked_mul(row_bytes).filter(|it| *it > 0) {
-            self.recognised.place_of(rows.data.0 as u64, bytes as u64);
+            self.recognised.locate(rows.data.0 as u64, bytes as u64);
         }
     }
 

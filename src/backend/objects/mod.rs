@@ -4,7 +4,7 @@ pub mod group;
 
 use crate::error::refusal::{AmongRanks, OfMemory, Subject};
 use crate::error::{Error, Result, Value};
-use crate::model::objects::{MAX_OBJECTS, OBJECT_ALIGN, Place, Range, Ranges};
+use crate::model::objects::{MAX_OBJECTS, OBJECT_ALIGN, ObjectOffset, Range, Ranges};
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
 use parking_lot::RwLock;
@@ -71,11 +71,11 @@ impl Default for Recognised {
 impl Recognised {
     /// Where a tensor of `bytes` at `address` lies, if peers can reach it. Counted, so an operation must ask once per
     /// tensor.
-    pub fn place_of(&self, address: u64, bytes: u64) -> Option<Place> {
+    pub fn locate(&self, address: u64, bytes: u64) -> Option<ObjectOffset> {
         if !self.any() {
             return None;
         }
-        let place = self.ranges.read().place_of(address, bytes);
+        let place = self.ranges.read().locate(address, bytes);
         let count = place.map(|it| it.object as usize).and_then(|it| self.tensors.get(it));
         count.unwrap_or(&self.plain).fetch_add(1, Ordering::Relaxed);
         place

@@ -15,8 +15,8 @@ use crate::backend::cuda::params::ht_mapped::{
 };
 use crate::error::Result;
 use crate::model::group::ROW_ALIGN;
-use crate::model::objects::{MAX_OBJECTS, OBJECT_ALIGN, Place};
-use crate::model::ops::{HtCombine, HtDispatch, HtWay, Rows};
+use crate::model::objects::{MAX_OBJECTS, OBJECT_ALIGN, ObjectOffset};
+use crate::model::ops::{HtCombine, HtDispatch, HtPath, Rows};
 use crate::model::scales::WireRow;
 
 const _: () = assert!(MAX_OBJECTS == HT_MAX_OBJECTS as usize && OBJECT_ALIGN == HT_OFFER_UNIT as u64);
@@ -56,7 +56,7 @@ const PULL_RANKS: usize = 8;
 /// What an operation offers to its peers: a tensor, if they can reach it, and the form of its rows.
 #[derive(Clone, Copy, Debug)]
 pub struct Offer {
-    place: Option<Place>,
+    place: Option<ObjectOffset>,
     row_bytes: usize,
     side_row_bytes: usize,
 }
@@ -68,7 +68,7 @@ impl Offer {
         let row_bytes = payload.bytes();
         let scale_bytes = scales.map_or(0, |it| it.bytes().next_multiple_of(ROW_ALIGN));
         let place = match launch.cast_chunk {
-            0 if op.way != HtWay::Ring => op.out.and_then(|out| place_of(group, out, row_bytes)),
+            0 if op.path != HtPath::Ring => op.out.and_then(|out| place_of(group, out, row_bytes)),
             _ => None,
         };
         Self { place, row_bytes, side_row_bytes: scale_bytes + launch.shape.tail_bytes as usize }
@@ -77,9 +77,9 @@ impl Offer {
     /// Offers the input of a combine, unless rings are faster, or gradients need them.
     pub fn of_combine(group: &HtShared, op: &HtCombine, launch: &HtLaunch) -> Self {
         let row_bytes = op.row.bytes();
-        let wanted = match op.way {
-            HtWay::Own => is_pull_faster(group.plan.facts.ranks, launch),
-            way => way == HtWay::Straight,
+        let wanted = match op.path {
+            HtPath::Auto => is_pull_faster(group.plan.facts.ranks, launch),
+            path => path == HtPath::Direct,
         };
         let pulls = op.gradients.is_none() && wanted;
         let place = place_of(group, op.expert_rows, row_bytes);
@@ -88,13 +88,13 @@ impl Offer {
 }
 
 /// The object and offset of `rows`, if peers can reach them. An empty tensor may be anywhere.
-fn place_of(group: &HtShared, rows: Rows, row_bytes: usize) -> Option<Place> {
+fn place_of(group: &HtShared, rows: Rows, row_bytes: usize) -> Option<ObjectOffset> {
     if rows.rows == 0 {
-        return Some(Place { object: 0, offset: 0 });
+        return Some(ObjectOffset { object: 0, offset: 0 });
     }
     let bytes = rows.rows.checked_mul(row_bytes)?;
     let objects = &group.context.objects;
-    objects.place_of(rows.data.0 as u64, bytes as u64)
+    objects.locate(rows.data.0 as u64, bytes as u64)
 }
 
 fn is_pull_faster(ranks: usize, launch: &HtLaunch) -> bool {

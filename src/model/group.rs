@@ -37,8 +37,7 @@ impl LlCombineMode {
 }
 
 crate::named! {
-    /// How the sums of nodes are added; the names are values of the environment variable. Both are deterministic, in
-    /// fp32.
+    /// How nodes' sums are added; the names are values of the environment variable. Both are deterministic, in fp32.
     #[derive(Default)]
     NodeSums:
     /// First the home node's sum, unrounded, then the others in ring order.

@@ -2,8 +2,7 @@
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
-    /// `[experts, slots, *]`: a row per (token, k). The rows of a local expert are contiguous, by source rank, token,
-    /// k.
+    /// `[experts, slots, *]`: a row per (token, k). Rows of a local expert are contiguous, by source rank, token, k.
     ExpertMajor {
         /// Number of local experts.
         experts: usize,

@@ -68,7 +68,7 @@ impl IntWidth {
 pub struct HandleForm {
     /// Whether a handle keeps its ids, of either width. Then a forward HT dispatch reads them from the handle, and
     /// weight gradients are in the order of a token's ids. Otherwise callers pass the ids again, and gradients are in
-    /// the order of experts.
+    /// the order of ascending experts.
     pub keeps_ids: bool,
     /// HT: if rows are ordered by expert, with a row for each expert of a token.
     pub zones: Option<Zones>,

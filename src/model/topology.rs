@@ -76,8 +76,7 @@ impl Topology {
         Self { sums, ..self }
     }
 
-    /// The position of `rank`'s node in invariant sums of its tokens; `None` if sums are not invariant, so that it is
-    /// first.
+    /// The position of `rank`'s node in invariant sums of its tokens; `None` if it is first, as in other sums.
     pub fn own_place(&self, rank: GroupRank) -> Option<Node> {
         (self.sums == NodeSums::Invariant && self.nodes() > 1).then(|| self.node_of(rank))
     }

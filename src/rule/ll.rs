@@ -11,8 +11,7 @@ use crate::rule::rows::{self, DispatchRows, Received};
 use crate::rule::{CombineTensors, DispatchTensors, handle};
 
 /// Checks a dispatch: tokens `[T, H]` to `[L, rows, H]`, optional counter `[L]`. A dispatch that delivers ids is
-/// rank-major: to `[R, M, H]`, with weights `[T, K]`, optional counter `[R]`. If the output is NULL, rows stay in a
-/// view.
+/// rank-major: to `[R, M, H]`, with weights `[T, K]`, optional counter `[R]`. NULL as output asks for a view.
 pub fn dispatch(facts: &GroupFacts, routing: &Routing, tensors: &DispatchTensors<'_>) -> Result<LlDispatch> {
     let tokens = Argument::required(Role::TokensIn, tensors.tokens)?.dims(2)?;
     let out = Argument::required(Role::TokensOut, tensors.out_tokens)?;

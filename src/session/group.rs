@@ -305,8 +305,7 @@ impl Staged {
 #[derive(Default)]
 struct Views {
     next: ViewBank,
-    /// How often calls and captures have filled each bank; counted separately, as a capture fills nothing until a
-    /// replay.
+    /// How often calls, and separately captures, which fill nothing until a replay, have filled each bank.
     filled: [Filled; ViewBank::COUNT],
 }
 

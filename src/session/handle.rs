@@ -12,7 +12,7 @@ use crate::rule::handle::HandleTensors;
 use crate::rule::{self, CombineTensors, DispatchTensors, ht, ll};
 use crate::session::choices::{About, Chosen};
 use crate::session::group::{Group, Statistic, View};
-use crate::session::route::{self, CallerMemory, HandleProperties, Routed};
+use crate::session::route::{self, CallerMemory, HandleFacts, Routed};
 use crate::tuning::{Operation, RowLayout};
 use parking_lot::{Mutex, RwLock};
 use std::sync::Arc;
@@ -96,7 +96,7 @@ impl Handle {
     pub fn update(&self, tensors: Result<HandleTensors>, stream: Stream) -> Result<()> {
         self.group.check_usable()?;
         let _entered = self.group.enter()?;
-        let own = HandleProperties { caller_memory: self.caller_memory.as_ref(), form: self.form, life: &self.life };
+        let own = HandleFacts { caller_memory: self.caller_memory.as_ref(), form: self.form, life: &self.life };
         match &self.mode {
             ByMode::Ll((backend, handle)) => {
                 let mut handle = handle.lock();
@@ -263,9 +263,7 @@ impl Handle {
                 handle.routed.as_ref().map(|it| about(it.routing.tokens, it.routing.top_k, layout))
             }),
             ByMode::Ht((_, handle)) => choices.of(of_ht, || match &self.caller_memory {
-                Some(caller_memory) => {
-                    own.and_then(|it| it.sizes().first()).map(|&it| about(it as usize, caller_memory.top_k, None))
-                }
+                Some(memory) => own.and_then(|it| it.sizes().first()).map(|&it| about(it as usize, memory.top_k, None)),
                 None => handle.read().as_ref().map(|it| about(it.routing.tokens, it.routing.top_k, None)),
             }),
         }

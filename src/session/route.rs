@@ -21,18 +21,15 @@ pub(super) struct CallerMemory {
 
 /// The properties of a handle that do not depend on its routing.
 #[derive(Clone, Copy)]
-pub(super) struct HandleProperties<'a> {
+pub(super) struct HandleFacts<'a> {
     pub(super) caller_memory: Option<&'a CallerMemory>,
     pub(super) form: HandleForm,
     pub(super) life: &'a HandleLife,
 }
 
-impl HandleProperties<'_> {
+impl HandleFacts<'_> {
     fn home(self) -> HandleHome {
-        HandleHome {
-            caller_block: self.caller_memory.map(|caller_memory| caller_memory.block),
-            life: self.life.clone(),
-        }
+        HandleHome { caller_block: self.caller_memory.map(|it| it.block), life: self.life.clone() }
     }
 }
 
@@ -40,8 +37,7 @@ impl HandleProperties<'_> {
 pub(super) struct Routed<B: ?Sized> {
     pub(super) routing: Routing,
     pub(super) backend: Box<B>,
-    /// The rows that a dispatch delivers here, as last returned to the caller; initially 0. Replayed updates change
-    /// them.
+    /// The rows that a dispatch delivers here, as last returned to the caller; at first 0. Replayed updates change it.
     pub(super) told: AtomicUsize,
 }
 
@@ -73,7 +69,7 @@ pub(super) fn ll(
     group: &Group,
     backend: &Arc<dyn LlGroupBackend>,
     tensors: Result<HandleTensors>,
-    own: HandleProperties<'_>,
+    own: HandleFacts<'_>,
     stream: Stream,
 ) -> Result<Routed<dyn LlBackend>> {
     let routing = checked(group, tensors, own).map(|(routing, _)| routing);
@@ -86,7 +82,7 @@ pub(super) fn ht(
     group: &Group,
     backend: &Arc<dyn HtGroupBackend>,
     tensors: Result<HandleTensors>,
-    own: HandleProperties<'_>,
+    own: HandleFacts<'_>,
     stream: Stream,
 ) -> Result<Routed<dyn HtBackend>> {
     let counters = tensors.as_ref().map(|it| it.counters).unwrap_or_default();
@@ -112,11 +108,7 @@ pub(super) fn ht_before(
     Ok(Routed::new(routing, Arc::clone(backend).reopen_handle(routing, caller_memory.block)?))
 }
 
-fn checked(
-    group: &Group,
-    tensors: Result<HandleTensors>,
-    own: HandleProperties<'_>,
-) -> Result<(Routing, Option<Counter>)> {
+fn checked(group: &Group, tensors: Result<HandleTensors>, own: HandleFacts<'_>) -> Result<(Routing, Option<Counter>)> {
     let tensors = tensors?;
     (own.caller_memory).map_or(Ok(()), |it| rule::handle::has_top_k(&tensors, it.top_k))?;
     let routing = rule::handle::routing(group.facts(), &tensors.ids, own.form)?;

@@ -1,4 +1,4 @@
-//! What the kernels of both modes and the self-test share: peers, waits, fault reports.
+//! Parameters that kernels of both modes and the self-test share: peers, waits, fault reports.
 #![allow(unsafe_code)]
 
 use core::ffi::c_void;
@@ -24,25 +24,25 @@ pub const ADD_COUNTS_THREADS: u32 = 256;
 pub const HANDLE_IDS_THREADS: u32 = 512;
 /// Words of the header of a handle's block.
 pub const HANDLE_HEADER_WORDS: usize = 20;
-/// The leading words, which an operation compares.
+/// The number of leading words of the header, which an operation compares.
 pub const HANDLE_HEADER_COMPARED: u32 = 16;
-/// The word of the number of rows.
+/// The index of the header's word with the number of rows.
 pub const HANDLE_HEADER_ROWS: usize = 18;
 
-/// `SelftestResult::outcome` of a block that did not finish.
+/// `SelftestResult::outcome`: the block did not finish.
 pub const SELFTEST_MISSING: u32 = 0;
 /// `SelftestResult::outcome`: everything arrived as it was sent.
 pub const SELFTEST_PASSED: u32 = 1;
-/// `SelftestResult::outcome`: the flag arrived, but not the data that it announced.
+/// `SelftestResult::outcome`: the flag arrived, but not the data before it.
 pub const SELFTEST_MISMATCH: u32 = 2;
 /// `SelftestResult::outcome`: no flag within the deadline.
 pub const SELFTEST_TIMEOUT: u32 = 3;
 
-/// In place of this node's position in the sums over nodes: it comes first, unrounded, and the others follow by
-/// distance. With a position, all sums are rounded and added by ascending node.
+/// Value of `own_place`: this node's sum comes first, unrounded, and the others follow by distance. Otherwise it is
+/// this node's position, and all sums are rounded and added by ascending node.
 pub const OWN_NODE_FIRST: u32 = 0xffff_ffff;
 
-/// The enum value for a number that a kernel or a peer has written, if there is one.
+/// An enum with a conversion from numbers that kernels or peers have written, which may be invalid.
 macro_rules! from_raw {
     ($($name:ident: $($value:ident)+;)+) => {
         $(
@@ -66,52 +66,52 @@ from_raw! {
     Wait: Pattern Counts Entry Row Weight Begin Ack Credit StreamedRow;
 }
 
-/// Where a rank of the group is, as the ranks of one node see it.
+/// The position of a rank of the group, seen from one node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct RankOnNode {
-    /// Its local index, or -1 on another node.
+    /// The rank's local index, or -1 on another node.
     pub peer: i32,
-    /// The local index of its forwarder here.
+    /// The local index of the rank's forwarder on this node.
     pub forwarder: u32,
-    /// Its index among the ranks that its forwarder forwards for; the forwarder itself is 0.
+    /// The rank's index among those that its forwarder forwards for; the forwarder itself is 0.
     pub number: u32,
-    /// How many nodes before this one its node is, in ring order.
+    /// By how many nodes, in ring order, the rank's node precedes this one.
     pub distance: u32,
 }
 
-/// Begins every message between nodes: only it tells which operation the rows behind it belong to, as messages of
-/// different operations may have equal sizes. A handshake is only a header.
+/// The header of every message between nodes. It identifies the operation, as messages of different operations may have
+/// equal sizes. A handshake is only a header.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct MessageHeader {
-    /// The handle's number; a group counts from 1 in order of creation.
+    /// The handle's number in the group, from 1 in order of creation.
     pub handle: u32,
-    /// In LL, and in a handshake: tokens of the sending rank.
+    /// LL, and handshakes: number of tokens of the sending rank.
     pub tokens: u32,
     /// The operation's fingerprint; in a handshake the verdict: ids per token, or why the rank refuses.
     pub fingerprint: u32,
     /// LL: the operation's channel.
     pub channel: u32,
-    /// What ranks must agree on in the scales of rows; 0 without.
+    /// By which ranks compare their scales; 0 without scales.
     pub scales_word: u32,
-    /// The operation's epoch (in LL the channel's), filled in by kernels, never 0: after an exchange that ended without
-    /// a message, an earlier one is still there. 0 in a handshake.
+    /// The epoch of the operation (in LL of the channel), which kernels fill in: by it a receiver recognises an earlier
+    /// message, which is still there if no new one has come. Never 0, except in handshakes.
     pub epoch: u32,
     /// HT: the stage of the operation.
     pub stage: u32,
-    /// HT: not zero if the rank knew that the group had failed; then the data that follows is invalid.
+    /// HT: not zero if the sender knew that the group had failed, so that the data is invalid.
     pub failed: u32,
 }
 
-/// What a fault report says; `FaultReport::state`.
+/// The kind of a fault; `FaultReport::state`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Fault {
     None = 0,
     /// A wait reached its deadline. All other fields are valid.
     Timeout = 1,
-    /// A rank runs another operation than this one. All other fields are valid.
+    /// A rank runs a different operation. All other fields are valid.
     Differs = 2,
     /// A wait ended because a rank, named by `got`, reported its own failure.
     PeerFailed = 4,
@@ -124,7 +124,7 @@ pub enum Fault {
     /// An operation on an HT handle with the number of rows `got`, which has `HT_DISAGREED`; `expected` are this rank's
     /// ids per token.
     Disagreed = 8,
-    /// A rank has staged an operation that is whole here, or vice versa.
+    /// An operation is staged on one rank and whole on another.
     StagedDiffers = 9,
     /// A rank on another node uses handle `got` where this one uses `expected`.
     HandleDiffers = 10,
@@ -143,7 +143,7 @@ pub enum Fault {
     GradientRows = 16,
 }
 
-/// What waits on the device; `FaultReport::op`.
+/// The operation of a kernel that waits; `FaultReport::op`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum KernelOp {
@@ -156,7 +156,7 @@ pub enum KernelOp {
     HtCombine = 6,
 }
 
-/// What is waited for; `FaultReport::what`.
+/// What a kernel waits for; `FaultReport::what`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Wait {
@@ -169,9 +169,9 @@ pub enum Wait {
     Row = 3,
     /// The weights of a token.
     Weight = 4,
-    /// That a rank has begun its operation, and which it is.
+    /// The announcement that a rank has begun its operation, with its fingerprint.
     Begin = 5,
-    /// That a rank has released the last staged operation.
+    /// The acknowledgement that a rank has received the last staged operation.
     Ack = 6,
     /// A credit: a free slot for a row of a pair's sequence.
     Credit = 7,
@@ -185,35 +185,35 @@ pub enum Wait {
 pub struct FaultReport {
     /// A `Fault`.
     pub state: u32,
-    /// Which kernel waited, a `KernelOp`.
+    /// The operation that waited, a `KernelOp`.
     pub op: u32,
     /// What was waited for, a `Wait`.
     pub what: u32,
     /// The rank that was waited for.
     pub peer: u32,
-    /// The epoch that should have arrived; `Differs`: our fingerprint.
+    /// The epoch that should have arrived; `Differs`: this rank's fingerprint.
     pub expected: u32,
     /// The epoch that had arrived; `Differs`: the peer's fingerprint.
     pub got: u32,
     /// How long the wait had lasted.
     pub waited_ms: u32,
-    /// `Differs`: the scales of our rows, as a scales word.
+    /// `Differs`: this rank's scales word.
     pub expected_scales: u32,
-    /// `Differs`: the scales of the peer's rows.
+    /// `Differs`: the peer's scales word.
     pub got_scales: u32,
 }
 
-/// Where the scales of rows that are sent come from.
+/// The source of the scales that a dispatch sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Scales {
-    /// They are sent along with the rows.
+    /// The caller's scales, unchanged.
     Forwarded = 0,
-    /// A cast stores them as float32.
+    /// A cast makes them, as float32.
     Float = 1,
-    /// A cast stores them as float32, rounded up to a power of two.
+    /// A cast makes them, as float32 rounded up to a power of two.
     PowerOfTwo = 2,
-    /// A cast stores the exponent byte of that power.
+    /// A cast makes them, as the exponent byte of a power of two.
     Exponent = 3,
 }
 
@@ -231,8 +231,8 @@ pub struct ScaleView {
     pub column: u64,
 }
 
-/// Rows with scales, as a dispatch sends and stores them. In transit a row's scales are dense and padded with zeros to
-/// a multiple of 16 bytes.
+/// Rows with scales in a dispatch. In transit a row's scales are dense, and padded with zeros to a multiple of 16
+/// bytes.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct ScaledRows {
@@ -242,34 +242,34 @@ pub struct ScaledRows {
     pub scale_bytes: u32,
     /// Bytes of a scale: 1, 2 or 4.
     pub scale_width: u32,
-    /// Where the scales of the rows that are sent come from.
+    /// The source of the scales that are sent.
     pub form: Scales,
     /// Elements that share a scale of a cast: 128 or 32.
     pub block: u32,
-    /// LL: bytes of scales in each chunk of a row but the last ones, a multiple of 16.
+    /// LL: bytes of scales in each chunk of a row except the last ones, a multiple of 16.
     pub scale_chunk_bytes: u32,
-    /// If they are forwarded, the input scales; a tensor of one expert.
+    /// If scales are forwarded, the input scales; a tensor with one expert.
     pub from: ScaleView,
     pub out: ScaleView,
 }
 
-/// What every wait on the device needs.
+/// Parameters of waits on the device.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct WaitParams {
-    /// Deadline of a single wait.
+    /// Timeout of a single wait.
     pub timeout_ns: u64,
-    /// Gets the description of the group's first failure.
+    /// Gets the report of the group's first failure.
     pub report: *mut FaultReport,
-    /// Not zero once a wait of the group has failed here, so that others give up. Next to what kernels load first, as
-    /// they need this first, too.
+    /// Not zero once a wait of the group has failed on this rank, so that other waits give up. Next to the other words
+    /// that kernels load first.
     pub failed: *mut u32,
-    /// In this rank's window: 1 + a peer that has reported its own failure, or zero.
+    /// In this rank's window: 1 + the number of a peer that has failed, or zero.
     pub peer_failed: *mut u32,
     pub op: KernelOp,
 }
 
-// SAFETY: addresses of the device's memory, which no thread follows.
+// SAFETY: addresses of the device's memory, which no thread dereferences.
 unsafe impl Send for WaitParams {}
 // SAFETY: as above.
 unsafe impl Sync for WaitParams {}
@@ -292,9 +292,9 @@ unsafe impl Sync for PeerTable {}
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct ReplayMarkParams {
-    /// In host memory that the device maps: when a captured operation began; zero while it is not under way.
+    /// In mapped host memory: when a captured operation began; zero while it does not run.
     pub began_at: *mut u64,
-    /// Not zero if the operation begins, zero if it ends.
+    /// Not zero at the operation's begin, zero at its end.
     pub begins: u32,
 }
 
@@ -306,9 +306,9 @@ pub struct HandleHeaderParams {
     /// The header, in a caller's memory.
     pub header: *mut u32,
     pub words: [u32; HANDLE_HEADER_WORDS],
-    /// Not zero to write it, zero to compare it.
+    /// Not zero to write the header, zero to compare it.
     pub writes: u32,
-    /// When writing, its number of rows, or NULL.
+    /// When writing: the number of rows, or NULL.
     pub rows: *const u32,
 }
 
@@ -328,16 +328,16 @@ pub struct AddCountsParams {
 pub struct HandleIdsParams {
     /// `[count]` ids.
     pub from: *const c_void,
-    /// Gets them, widened to 64 bits.
+    /// Gets the ids, widened to 64 bits.
     pub to: *mut i64,
     pub count: u64,
     /// Added to non-negative ids.
     pub offset: u32,
-    /// Not zero if those at `from` have 32 bits, not 64.
+    /// Not zero if the ids at `from` have 32 bits rather than 64.
     pub is_narrow: u32,
 }
 
-/// What one rank found out about one peer.
+/// The result of one rank's test of one peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct SelftestResult {

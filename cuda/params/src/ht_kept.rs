@@ -1,4 +1,4 @@
-//! Parameters of the high-throughput kernels for handles that keep their ids, and of those for rows by expert.
+//! Parameters of the high-throughput kernels for handles that keep their ids, and for rows ordered by expert.
 
 use crate::common::{PeerTable, WaitParams};
 use crate::ht::{
@@ -8,18 +8,18 @@ use crate::ht_nodes::{HtCombineNodesParams, HtDispatchNodesParams, HtScaledDispa
 
 /// Threads of a block of `ht_zones`.
 pub const HT_ZONES_THREADS: u32 = 512;
-/// Experts covered by a packet of `ht_zones`; above their bits it has the number of the row's experts before them, and
-/// a bit for whether there are more.
+/// Experts per packet of `ht_zones`, one bit each; the bits above have the number of the row's experts in earlier
+/// packets, and whether there are experts in later ones.
 pub const HT_ZONE_WORD_EXPERTS: u32 = 26;
 /// Ends a row's list of slots.
 pub const HT_NO_SLOT: u32 = 0xffff_ffff;
-/// Stands for a slot beyond the limit.
+/// In place of a slot beyond the limit.
 pub const HT_DROPPED: u32 = 0xffff_fffe;
-/// Part of a row that a warp of a combine of zones sums at a time.
+/// Bytes of a row that a warp of a combine with zones sums at a time.
 pub const HT_ZONE_PART_BYTES: u32 = 2048;
-/// Parts of rows in flight to that warp.
+/// Number of loads of this size that the warp has in flight.
 pub const HT_ZONE_STAGES: u32 = 6;
-/// The warp's shared memory: an outgoing sum, and the stages.
+/// Shared memory of the warp: an outgoing sum, and the stages.
 pub const HT_ZONE_BUFFER_BYTES: u32 = (1 + HT_ZONE_STAGES) * HT_ZONE_PART_BYTES;
 /// Threads of `ht_counters`, one block.
 pub const HT_COUNTERS_THREADS: u32 = 256;
@@ -28,19 +28,19 @@ pub const HT_CUT_THREADS: u32 = 512;
 /// Threads of a block of `ht_by_k`.
 pub const HT_BY_K_THREADS: u32 = 256;
 
-/// The slots of the rows that a rank receives, if they lie by expert.
+/// The slots of the rows that a rank receives, if rows are ordered by expert.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct HtZones {
     /// `[ranks * max_tokens][most_slots]`: the slots of a row, by ascending expert; `HT_DROPPED` for one beyond the
-    /// limit, `HT_NO_SLOT` behind the last.
+    /// limit, `HT_NO_SLOT` after the last.
     pub slots: *mut u32,
     /// `[experts + 1]`: the first slot of each local expert, then the number of all slots.
     pub begins: *mut u32,
     pub most_slots: u32,
     /// Number of slots; `HT_NO_SLOT` if none is dropped.
     pub limit: u32,
-    /// Zones are a multiple of this, a power of two.
+    /// The size of a zone is a multiple of this power of two.
     pub alignment: u32,
     pub experts: u32,
 }
@@ -56,9 +56,9 @@ pub struct HtZonesParams {
     pub zones: HtZones,
     /// The rows that this rank receives, or `HT_DISAGREED` and why.
     pub rows: *const u32,
-    /// Number of ranks that rows come from.
+    /// Number of source ranks.
     pub sources: u32,
-    /// Over several nodes, the rank that this launch sends for.
+    /// Over several nodes, the source whose rows this launch reports.
     pub source: u32,
     /// Where `ht_route` received counts; unused over several nodes.
     pub layout: HtLayout,
@@ -66,11 +66,11 @@ pub struct HtZonesParams {
     pub told: HtTold,
     pub packets: HtPackets,
     pub max_tokens: u32,
-    /// As in `ht_route`, which has counted; NULL over several nodes.
+    /// The counter of `ht_route`; NULL over several nodes.
     pub epochs: *const u32,
     /// Over several nodes, the epoch of `ht_route_nodes`.
     pub epoch: u32,
-    /// The first `send_blocks` of the grid send; on one node none do, as `ht_route` has sent.
+    /// The first `send_blocks` of the grid send; none on one node, where `ht_route` has sent.
     pub send_blocks: u32,
 }
 
@@ -96,18 +96,18 @@ pub struct HtCutParams {
     pub handle: HtHandleMemory,
     /// `[tokens][top_k]`: the ids that the handle keeps.
     pub ids: *mut i64,
-    /// Rows that each rank has room for.
+    /// The most rows of a rank; rows beyond are dropped.
     pub limit: u32,
     pub max_tokens: u32,
     /// Where `ht_route` received counts.
     pub layout: HtLayout,
     pub own_counts: *const u64,
-    /// As in `ht_route`, which has counted.
+    /// The counter of `ht_route`.
     pub epochs: *const u32,
     /// u32 `[ranks][local_experts]`, zero except while the kernel runs.
     pub tally: *mut u32,
     pub packets: HtPackets,
-    /// The rows of each expert that stay, and the number of all rows.
+    /// What is reported: the remaining rows of each expert, and the number of all rows.
     pub told: HtTold,
 }
 
@@ -116,7 +116,7 @@ pub struct HtCutParams {
 pub struct HtByKParams {
     /// `[tokens][top_k]`.
     pub topk_idx: *const i64,
-    /// `[tokens][top_k]`: in by ascending expert, out by k.
+    /// `[tokens][top_k]`: input by ascending expert, output by k.
     pub gradients: *mut f32,
     pub experts: u32,
     pub tokens: u32,

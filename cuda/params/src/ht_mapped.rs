@@ -1,22 +1,22 @@
-//! Parameters of the high-throughput kernels that use tensors which peers map.
+//! Parameters of the high-throughput kernels with offers, which access peers' mapped tensors directly.
 
 use crate::ht::{HtCombineParams, HtCommon, HtDispatchParams, HtScaledDispatchParams};
 
 /// Most objects of a group.
 pub const HT_MAX_OBJECTS: u32 = 64;
-/// Packets of an offer, a multiple of two; described in `ht/offers.cuh`.
+/// Packets of an offer, a multiple of two; see `ht/offers.cuh`.
 pub const HT_OFFER_PACKETS: u32 = 6;
-/// Unit of the 32-bit offsets in offers, in bytes.
+/// Bytes of the unit of 32-bit offsets in offers.
 pub const HT_OFFER_UNIT: u32 = 16;
-/// Bit of an offer's object word: the tensor lies in an object; the bits below are its number.
+/// Bit of an offer's object word: the tensor is in an object, whose number is in the bits below.
 pub const HT_OFFER_MAPPED: u32 = 0x8000_0000;
 /// Threads of `ht_offer`: one per rank.
 pub const HT_OFFER_THREADS: u32 = 96;
-/// Dynamic shared memory of a block in front of its warps' parts, if it uses such tensors.
+/// Dynamic shared memory of a block before its warps' parts, in operations with offers.
 pub const HT_MAPPED_SHARED_BYTES: u32 = 2048;
-/// Most warps of a block that then pass rows through their shared memory.
+/// Most warps of a block that pass rows through shared memory, in operations with offers.
 pub const HT_MAPPED_WARPS: u32 = 16;
-/// Most stages of such a warp.
+/// Most stages of these warps.
 pub const HT_MAPPED_STAGES: u32 = 4;
 
 /// Offsets in every rank's window; equal on all ranks.
@@ -25,11 +25,11 @@ pub const HT_MAPPED_STAGES: u32 = 4;
 pub struct HtMappedLayout {
     /// u64 packets `[2][ranks][HT_OFFER_PACKETS]`, by the epoch's lowest bit: the offers of each other rank.
     pub offers: u64,
-    /// u64 packets `[ranks]`: the last operation with this rank's offers for which each other rank has done its part.
+    /// u64 packets `[ranks]`: up to which operation each other rank is done with this rank's tensor.
     pub done: u64,
-    /// `[ranks - 1][side_bytes]`, by source without this rank: what accompanies rows.
+    /// `[ranks - 1][side_bytes]`, by source without this rank: ids, weights and scales of rows.
     pub side: u64,
-    /// Bytes per source.
+    /// Bytes of `side` per source.
     pub side_bytes: u64,
 }
 
@@ -41,9 +41,9 @@ pub struct HtOfferState {
     pub epoch: u32,
     /// Blocks that have read `epoch`.
     pub blocks_started: u32,
-    /// Blocks that have done their part of an operation whose tensors are all mapped.
+    /// Blocks that have ended their part of an operation whose tensors are all mapped.
     pub blocks_done: u32,
-    /// Tokens that warps have taken; 0 between operations.
+    /// Number of tokens that warps have taken; 0 between operations.
     pub tokens_taken: u32,
 }
 
@@ -54,25 +54,25 @@ pub struct HtMapped {
     /// Offsets in windows.
     pub layout: HtMappedLayout,
     pub state: *mut HtOfferState,
-    /// `[HT_MAX_OBJECTS][ranks]`: this rank's addresses of each rank's objects.
+    /// `[HT_MAX_OBJECTS][ranks]`: where this rank maps each rank's memory of each object.
     pub objects: *const u64,
-    /// In host memory: number of operations that offered this rank's tensor, but whose rows used rings.
+    /// In host memory: the number of operations in which this rank offered a tensor, but rows used rings.
     pub fallbacks: *mut u64,
     /// Offset of this rank's tensor in its object.
     pub offset: u64,
-    /// The object, and `HT_OFFER_MAPPED`; 0 if this rank offers nothing.
+    /// The object's number with `HT_OFFER_MAPPED`; 0 if this rank offers no tensor.
     pub object: u32,
-    /// Compares the ranks' scales of rows; 0 without.
+    /// By which ranks compare their scales; 0 without scales.
     pub scales_word: u32,
     /// Bytes of a row in the tensor.
     pub row_bytes: u32,
-    /// Bytes that accompany a row; a multiple of 16.
+    /// Bytes of `side` per row; a multiple of 16.
     pub side_row_bytes: u32,
-    /// Bytes of the parts in which rows pass through shared memory.
+    /// Bytes of a row that pass through shared memory at a time.
     pub part_bytes: u32,
     /// Blocks with warps that pass rows through shared memory.
     pub blocks: u32,
-    /// Number of these warps per block.
+    /// Warps per block that pass rows through shared memory.
     pub warps: u32,
     pub stages: u32,
     pub stage_bytes: u32,

@@ -1,7 +1,6 @@
 //! Kernel parameters: one `#[repr(C)]` struct per kernel, defined here and nowhere else.
 //!
-//! `build.rs` generates a C++ header from each file. Addresses are the device's; the host never dereferences them
-//! through these structs.
+//! `build.rs` generates a C++ header from each file. Addresses are the device's, which the host never dereferences.
 #![allow(missing_docs)] // As in the core.
 
 pub mod common;

@@ -5,58 +5,58 @@ use core::ffi::c_void;
 use crate::common::{PeerTable, RankOnNode, ScaledRows, WaitParams};
 
 pub const LL_MAX_TOP_K: u32 = 32;
-/// Packets with which a rank notifies each other rank, besides one per local expert.
+/// Packets with counts that a rank sends to each other rank, besides one per local expert.
 pub const LL_COUNTS_BESIDE_EXPERTS: u32 = 3;
 /// Channels of operations, each with its own epochs: one for whole operations, two for staged ones.
 pub const LL_CHANNELS: u32 = 3;
-/// The channel of whole operations; staged ones have the others.
+/// The channel of whole operations; staged operations use the other channels.
 pub const LL_WHOLE_CHANNEL: u32 = 0;
-/// Banks: the channel of whole operations alternates between 0 and 1; staged channel c has bank c + 1.
+/// Number of banks: whole operations alternate between 0 and 1; staged channel c has bank c + 1.
 pub const LL_BANKS: u32 = 4;
 /// Most ranks of a group over several nodes.
 pub const LL_MAX_RANKS: usize = 1024;
 /// Threads of an `ll_topk_weights` block, a warp per token.
 pub const LL_TOPK_WEIGHTS_THREADS: u32 = 128;
-/// Bits of an entry packet for the entry's index among the rows that its source sends to the expert (rank-major: to the
-/// rank); the bits above hold the local expert.
+/// Number of an entry packet's bits for the row's index among those that its source sends to the expert (rank-major: to
+/// the rank); the bits above have the local expert.
 pub const LL_INDEX_BITS: u32 = 20;
 /// Most threads of a dispatch block, in whole warps.
 pub const LL_DISPATCH_THREADS: u32 = 512;
-/// The same for rows without scales on one node, which take fewer registers.
+/// Most threads of a dispatch block for rows without scales on one node, which need fewer registers.
 pub const LL_PLAIN_DISPATCH_THREADS: u32 = 1024;
-/// Most threads of a dispatch block of few tokens; with more it would have fewer registers than it needs.
+/// Most threads of a dispatch block for few tokens; with more they would not have enough registers.
 pub const LL_FEW_DISPATCH_THREADS: u32 = 768;
-/// The same of a combine.
+/// Most threads of a combine block for few tokens.
 pub const LL_FEW_COMBINE_THREADS: u32 = 512;
-/// Most ids of a token in such a dispatch: one lane each, with one lane left over.
+/// Most ids of a token in a dispatch for few tokens: one per lane, except for one lane.
 pub const LL_FEW_TOP_K: u32 = 31;
 /// Most static shared memory of a dispatch block, except for the words per rank (`LL_MAX_RANKS`) over several nodes.
 pub const LL_STATIC_SHARED_BYTES: u32 = 1024;
 /// Most threads of a combine block, in whole warps.
 pub const LL_COMBINE_THREADS: u32 = 768;
-/// The same of a combine of many tokens.
+/// Most threads of a combine block for many tokens.
 pub const LL_COMBINE_QUEUE_THREADS: u32 = 512;
-/// The same of one in exact mode or over several nodes, which needs more registers.
+/// Most threads of a combine block in exact mode or over several nodes, which needs more registers.
 pub const LL_COMBINE_MANY_THREADS: u32 = 384;
-/// Most 16-byte accesses per lane to the payload, and to the scales, of a chunk with scales; without, a lane has one.
+/// Most 16-byte accesses of a lane to the payload, and to the scales, of a chunk with scales; without scales it is one.
 pub const LL_SCALED_CHUNK_VECS: u32 = 4;
-/// Word of a bank's row that has not arrived; initially all are this.
+/// The value of words of a bank's rows that have not arrived; initially of all words.
 pub const LL_SENTINEL: u32 = 0xffe7_ff93;
 
-/// The phases of an operation that a launch runs. Single phases are bits of the others.
+/// The phases of an operation that a launch runs, as bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum LlPhase {
     /// Sends this rank's own rows.
     Send = 1,
-    /// Receives what arrives.
+    /// Receives rows.
     Receive = 2,
     /// A whole operation on one node.
     SendReceive = 3,
-    /// What a rank does for the ranks that it forwards for: a dispatch sends their rows to the peers, a combine sums
-    /// what the peers return for them.
+    /// The work for remote ranks that this one forwards for: a dispatch sends their rows to the peers, a combine sums
+    /// the rows that peers return for them.
     Relay = 4,
-    /// Everything before the exchange of a combine's sums.
+    /// The phases of a combine before the exchange of sums.
     SendRelay = 5,
     /// A whole dispatch over several nodes.
     All = 7,
@@ -76,7 +76,7 @@ pub struct LlLayout {
     pub flags: u64,
     /// Offset in a bank: u64 packets `[ranks][local_experts + LL_COUNTS_BESIDE_EXPERTS]`.
     pub counts: u64,
-    /// Offset in a bank: u64 packets `[ranks][max_tokens][LL_MAX_TOP_K]`, and as many for rank-major weights.
+    /// Offset in a bank: u64 packets `[ranks][max_tokens][LL_MAX_TOP_K]`, then as many for rank-major weights.
     pub entries: u64,
 }
 
@@ -90,14 +90,14 @@ pub struct LlShape {
     pub top_k: u32,
     /// Bytes per row in transit, with its scales.
     pub row_bytes: u32,
-    /// Distance between rows of a bank.
+    /// Distance between rows of a bank, in bytes.
     pub slot_bytes: u32,
-    /// A row travels in `chunks` chunks of `chunk_bytes` (the last may be shorter), one warp each, plus scales:
-    /// `ScaledRows::scale_chunk_bytes`.
+    /// A row travels in `chunks` chunks of `chunk_bytes` (the last may be shorter), one per warp, plus
+    /// `ScaledRows::scale_chunk_bytes` of scales each.
     pub chunk_bytes: u32,
     pub chunks: u32,
-    /// Flags of a bank's row, one per access of a lane to the payload of its chunks: equally many on all ranks,
-    /// whatever the cut.
+    /// Number of flags of a bank's row, one per access of a lane to the payload of its chunks: the same on all ranks,
+    /// whatever the chunk size.
     pub flags: u32,
     /// For divisions by the ranks of the group; see `reciprocal`.
     pub ranks_reciprocal: u32,
@@ -111,24 +111,24 @@ pub struct LlShape {
     pub chunks_reciprocal: u32,
 }
 
-/// 2^32 / `divisor`, rounded down. With it kernels divide by a multiplication and one correction, in a quarter of the
-/// code of a division.
+/// 2^32 / `divisor`, rounded down. With it kernels divide by a multiplication and a correction, with a quarter of the
+/// code.
 pub fn reciprocal(divisor: u32) -> u32 {
     let quotient = (1 << 32) / u64::from(divisor.max(1));
     u32::try_from(quotient).unwrap_or(u32::MAX)
 }
 
-/// Device memory of an LL handle: what a dispatch stores for combines.
+/// Device memory of an LL handle, which a dispatch stores for combines.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct LlHandleMemory {
-    /// `[sources][max_tokens][top_k]`: the expert of each entry of this rank, and of the ranks that it forwards for;
-    /// negative if none.
+    /// `[sources][max_tokens][top_k]`: the expert of each entry of this rank and of the ranks that it forwards for;
+    /// negative if there is none.
     pub expert_of: *mut i32,
-    /// `[ranks][max_tokens][top_k]`: output row of each entry that arrived here, negative if none. Rank-major: that of
-    /// each token, at its first entry.
+    /// `[ranks][max_tokens][top_k]`: output row of each entry that arrived here, negative if there is none. Rank-major:
+    /// the output row of each token, at its first entry.
     pub row_of: *mut i32,
-    /// `[ranks + 1]`: tokens of each rank, then the epoch of the last dispatch if it filled a bank of views, else 0.
+    /// `[ranks + 1]`: number of tokens of each rank, then the epoch of the last dispatch if it filled a view, else 0.
     pub tokens_of: *mut u32,
 }
 
@@ -148,7 +148,7 @@ pub struct LlChannelState {
     pub received: u32,
 }
 
-/// Parameters of both LL kernels.
+/// Parameters that LL dispatch and combine have in common.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct LlCommon {
@@ -162,17 +162,17 @@ pub struct LlCommon {
     pub phases: LlPhase,
     /// What all ranks must agree on in an operation; opaque to the kernels.
     pub fingerprint: u32,
-    /// The same for the scales of rows; 0 without.
+    /// What all ranks must agree on about scales, likewise; 0 without scales.
     pub scales_word: u32,
-    /// The first `send_blocks` of the grid send rows ...
+    /// The first `send_blocks` of the grid send rows.
     pub send_blocks: u32,
-    /// ... and the last `receive_blocks` do everything else. They may overlap and together cover the grid, except in
-    /// kernels for few tokens, where those in between notify the peers.
+    /// The last `receive_blocks` do everything else. Both may overlap, and together cover the grid, except in kernels
+    /// for few tokens, where blocks in between notify the peers.
     pub receive_blocks: u32,
 }
 
-/// What an operation over several nodes needs besides `LlCommon`. Sources are the ranks that this one forwards for,
-/// itself being number 0.
+/// Further parameters of operations over several nodes. Sources are the ranks that this one forwards for, and itself as
+/// number 0.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct LlNodes {
@@ -184,24 +184,23 @@ pub struct LlNodes {
     pub rank_of_source: *const u32,
     /// `[nodes - 1]`, by distance from 1 on.
     pub rail_peers: *const u32,
-    /// `[sources - 1]` messages of rows, `rows_stride` apart. In a dispatch, from each source: a header, its rows, ids
-    /// and, rank-major, weights. In a combine, to each source: a header, and this node's sums for its tokens.
+    /// `[sources - 1]` messages of rows, `rows_stride` apart. In a dispatch, from each source: header, rows, ids and,
+    /// rank-major, weights. In a combine, to each source: header, and this node's sums for its tokens.
     pub rows: *mut u8,
-    /// `[sources - 1]` messages of a combine, `weights_stride` apart: a header, and the weight with which each entry of
-    /// the source takes part.
+    /// `[sources - 1]` messages of a combine, `weights_stride` apart: header, and the weights of the source's entries.
     pub weights: *const u8,
-    /// `[nodes - 1]` messages by distance from 1 on, `rows_stride` apart: a header, and that node's sums for this
-    /// rank's tokens.
+    /// `[nodes - 1]` messages by distance from 1 on, `rows_stride` apart: header, and the node's sums for this rank's
+    /// tokens.
     pub returned: *const u8,
     pub rows_stride: u64,
     pub weights_stride: u64,
     pub ranks: u32,
     pub rank: u32,
-    /// Ranks that this one forwards for, itself included.
+    /// Number of sources.
     pub sources: u32,
-    /// The most tokens of sources 1 and up.
+    /// The most tokens of a source from 1 on.
     pub most_tokens: u32,
-    /// The handle that the headers must name.
+    /// The handle's number, which headers must have.
     pub handle: u32,
     /// Number of other nodes.
     pub other_nodes: u32,
@@ -217,15 +216,15 @@ pub struct LlDispatchParams {
     pub tokens: *const u8,
     /// `[tokens][top_k]`.
     pub topk_idx: *const i64,
-    /// `[local_experts][ranks * max_tokens]` rows; NULL to discard what is received.
+    /// `[local_experts][ranks * max_tokens]` rows; NULL to discard received rows.
     pub out: *mut u8,
     /// `[local_experts]`, or NULL.
     pub counter: *mut i32,
-    /// `[ranks]`, or NULL: gets the nanoseconds of waiting for each source added.
+    /// `[ranks]`, or NULL: the nanoseconds of waiting for each source are added.
     pub waits: *mut u64,
-    /// The first `notify_blocks` of the receiving blocks notify the peers of what comes.
+    /// The first `notify_blocks` of the receiving blocks also notify peers.
     pub notify_blocks: u32,
-    /// In kernels for few tokens: how many receiving blocks after the first serve ranks with more tokens than this one.
+    /// In kernels for few tokens: how many receiving blocks after the first are reserved for ranks with more tokens.
     pub serve_blocks: u32,
 }
 
@@ -236,13 +235,13 @@ pub struct LlCombineParams {
     pub common: LlCommon,
     /// `[local_experts][ranks * max_tokens]` rows; rank-major `[ranks][max_tokens]`.
     pub rows: *const u8,
-    /// `[tokens][top_k]`: ids that no longer name an expert are masked.
+    /// `[tokens][top_k]`: entries whose ids do not name an expert any more are masked.
     pub topk_idx: *const i64,
-    /// `[tokens][top_k]`; NULL rank-major and, like `out`, to discard what is received.
+    /// `[tokens][top_k]`; NULL if rank-major and, as `out`, to discard received rows.
     pub weights: *const f32,
     /// `[tokens]` rows.
     pub out: *mut u8,
-    /// `[ranks]`, or NULL: gets the nanoseconds of waiting for each rank added.
+    /// `[ranks]`, or NULL: the nanoseconds of waiting for each rank are added.
     pub waits: *mut u64,
 }
 
@@ -273,7 +272,7 @@ pub struct LlScaledDispatchNodesParams {
     pub rows: ScaledRows,
 }
 
-/// What a rank-major dispatch sends beside its rows, and where it arrives.
+/// The ids and weights of a rank-major dispatch.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct LlTopk {
@@ -283,9 +282,9 @@ pub struct LlTopk {
     pub out_ids: *mut c_void,
     /// `[ranks][max_tokens][top_k]`.
     pub out_weights: *mut f32,
-    /// The first local expert's number in these ids.
+    /// The first local expert's number in `out_ids`.
     pub first_id: u32,
-    /// Not zero if ids have 32 bits, not 64.
+    /// Not zero if ids have 32 bits rather than 64.
     pub has_narrow_ids: u32,
 }
 
@@ -311,7 +310,7 @@ pub struct LlRankScaledDispatchParams {
 pub struct LlRankDispatchNodesParams {
     /// As on one node.
     pub dispatch: LlRankDispatchParams,
-    /// The other nodes, whose messages have weights behind the ids.
+    /// For the other nodes, whose messages have weights after the ids.
     pub nodes: LlNodes,
 }
 
@@ -337,8 +336,8 @@ pub struct LlCombineNodesParams {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct LlTopkWeightsParams {
-    /// Of the combine that follows.
+    /// The parameters of the combine that follows.
     pub combine: LlCombineNodesParams,
-    /// Receives the message: a header, and the weights `[tokens][top_k]`.
+    /// Gets the message: a header, and the weights `[tokens][top_k]`.
     pub message: *mut u8,
 }

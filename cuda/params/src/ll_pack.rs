@@ -9,15 +9,15 @@ pub const LL_PACK_THREADS: u32 = 512;
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct LlPackParams {
-    /// The message's header, without the epoch.
+    /// The message's header, except for the epoch.
     pub header: MessageHeader,
-    /// The state of the operation's channel, as before the operation.
+    /// The state of the channel before the operation.
     pub channel_state: *const LlChannelState,
     /// `[tokens]` rows.
     pub rows: *const u8,
     /// `[tokens][top_k]`.
     pub ids: *const i64,
-    /// Receives the message: the header, the rows, the ids.
+    /// Gets the message: the header, the rows, the ids.
     pub message: *mut u8,
     /// Bytes of all rows, a multiple of 16.
     pub row_bytes: u64,
@@ -29,7 +29,7 @@ pub struct LlPackParams {
 pub struct LlRankPackParams {
     /// The caller's weights.
     pub weights: *const f32,
-    /// Where they go.
+    /// Gets the weights.
     pub to: *mut f32,
     pub num_weights: u64,
 }
@@ -41,6 +41,6 @@ pub struct LlScaledPackParams {
     /// As without scales.
     pub pack: LlPackParams,
     pub rows: ScaledRows,
-    /// The cut of rows into chunks, and this rank's number of tokens.
+    /// The chunks of rows, and this rank's number of tokens.
     pub shape: LlShape,
 }

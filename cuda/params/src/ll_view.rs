@@ -5,10 +5,10 @@ use crate::ll::{LlCombineParams, LlRankDispatchParams};
 
 /// Banks of views: rows of rank-major dispatches that stay where they arrive.
 pub const LL_VIEW_BANKS: u32 = 2;
-/// Threads per block of the kernels for views: all but the last warp move rows; it does everything else.
+/// Threads per block of the kernels for views: the last warp does everything except moving rows.
 pub const LL_VIEW_THREADS: u32 = 256;
 
-/// A rank's banks of views, in its own window, initially zero.
+/// The state of a rank's banks of views, in its window, initially zero.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct LlViewState {
@@ -16,34 +16,34 @@ pub struct LlViewState {
     pub owner: [u32; LL_VIEW_BANKS as usize],
     /// Blocks that have cleaned a bank before filling it.
     pub blocks_cleaned: u32,
-    /// By bank: bytes of the rows that arrived there last, without scales; 0 before the first ones.
+    /// By bank: bytes, without scales, of the rows that arrived there last; 0 before the first ones.
     pub row_bytes: [u32; LL_VIEW_BANKS as usize],
     /// By bank: `LlView::scale_bytes` of these rows.
     pub scale_bytes: [u32; LL_VIEW_BANKS as usize],
-    /// By bank: its rows from each source.
+    /// By bank: the number of its rows from each source.
     pub rows: [[u32; MAX_PEERS]; LL_VIEW_BANKS as usize],
 }
 
-/// What an operation does with a bank of views.
+/// The view of an operation.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct LlView {
     /// The bank's rows `[ranks][max_tokens]` of this rank, without scales, whose packets follow.
     pub rows: *mut u8,
-    /// This rank's.
+    /// This rank's state of views.
     pub state: *mut LlViewState,
-    /// The bank that a dispatch fills and a combine cleans; `LL_VIEW_BANKS` for none.
+    /// The bank that a dispatch fills and a combine cleans; `LL_VIEW_BANKS` if there is none.
     pub bank: u32,
     /// Number of parts of a row, each for one block.
     pub parts: u32,
-    /// From a block's part to its next one: so many rows, and then so many parts.
+    /// The distance from a block's part to its next one: whole rows, and `step_parts`.
     pub step: u32,
     pub step_parts: u32,
     /// For divisions by `parts`.
     pub parts_reciprocal: u32,
     /// Chunks per part, one per warp.
     pub warps: u32,
-    /// Not 0 if so many blocks poll that they should pause in between.
+    /// Not 0 if polls should pause in between, because many blocks poll.
     pub gently: u32,
     /// Dispatch: bytes of the packets of a row's scales.
     pub scale_bytes: u32,

@@ -36,7 +36,7 @@ pub(super) struct MemoryRequest<'a> {
 
 /// Memory that a routing uses until all clones are dropped. Operations enqueued until then may still have to run;
 /// stream order puts them before those of the next routing.
-pub(super) struct PooledMemory<P> {
+pub(super) struct Pooled<P> {
     entry: Arc<Entry<P>>,
     handle: HandleLife,
 }
@@ -55,7 +55,7 @@ impl<P> Pool<P> {
         request: &MemoryRequest<'_>,
         waste: impl Fn(&P) -> Option<usize>,
         make: impl FnOnce() -> Result<P>,
-    ) -> Result<PooledMemory<P>> {
+    ) -> Result<Pooled<P>> {
         // Only `entries` refers to a free entry; the lock keeps others from taking it meanwhile.
         let free = |entries: &mut Vec<Arc<Entry<P>>>| {
             let idle = entries.iter_mut().filter_map(|it| {
@@ -66,19 +66,18 @@ impl<P> Pool<P> {
             idle.min_by_key(|(waste, _)| *waste).map(|(_, entry)| entry)
         };
         if let Some(entry) = free(&mut self.entries.lock()) {
-            return Ok(PooledMemory { entry, handle: request.handle.clone() });
+            return Ok(Pooled { entry, handle: request.handle.clone() });
         }
         // Not under the lock, as a caller's allocator may call the library.
-        let taken = PooledMemory::apart(make()?, request.handle);
+        let taken = Pooled::apart(make()?, request.handle);
         self.entries.lock().push(Arc::clone(&taken.entry));
         Ok(taken)
     }
 }
 
 impl<P> Entry<P> {
-    /// Whether the memory may be used for this request. The library does not see launches of graphs, so memory that a
-    /// graph uses serves only this graph, whose operations are ordered, or, if shared, graphs of the same handle, whose
-    /// launches are ordered, too.
+    /// Launches of graphs are invisible to the library. So memory that a graph uses serves only this graph, whose
+    /// operations are ordered, or, if shared, graphs of the same handle, whose launches are ordered, too.
     fn serves(&mut self, request: &MemoryRequest<'_>) -> bool {
         let uses = self.uses.get_mut();
         uses.retain(|it| !it.handle.has_ended());
@@ -87,7 +86,7 @@ impl<P> Entry<P> {
     }
 }
 
-impl<P> PooledMemory<P> {
+impl<P> Pooled<P> {
     /// `memory` that belongs to no pool.
     pub(super) fn apart(memory: P, handle: &HandleLife) -> Self {
         Self { entry: Arc::new(Entry { memory, uses: Mutex::default() }), handle: handle.clone() }
@@ -108,13 +107,13 @@ impl<P> PooledMemory<P> {
     }
 }
 
-impl<P> Clone for PooledMemory<P> {
+impl<P> Clone for Pooled<P> {
     fn clone(&self) -> Self {
         Self { entry: Arc::clone(&self.entry), handle: self.handle.clone() }
     }
 }
 
-impl<P> Deref for PooledMemory<P> {
+impl<P> Deref for Pooled<P> {
     type Target = P;
 
     fn deref(&self) -> &P {
@@ -127,16 +126,11 @@ mod tests {
     use super::*;
 
     /// Takes an entry of at least `size` for `handle`.
-    fn take(
-        pool: &Pool<usize>,
-        handle: &HandleLife,
-        capture: Option<Capture>,
-        size: usize,
-    ) -> Option<PooledMemory<usize>> {
+    fn take(pool: &Pool<usize>, handle: &HandleLife, capture: Option<Capture>, size: usize) -> Option<Pooled<usize>> {
         take_as(pool, &MemoryRequest { handle, capture, shares: false }, size)
     }
 
-    fn take_as(pool: &Pool<usize>, request: &MemoryRequest<'_>, size: usize) -> Option<PooledMemory<usize>> {
+    fn take_as(pool: &Pool<usize>, request: &MemoryRequest<'_>, size: usize) -> Option<Pooled<usize>> {
         let none_free = || Err(crate::error::Error::internal("none is free"));
         pool.take(request, |entry| entry.checked_sub(size), none_free).ok()
     }

@@ -90,9 +90,8 @@ fn a_call_says_what_it_wants() {
     assert_eq!(asked(own, 1, 1, 0), (2, 1, 24));
     assert_eq!(asked(own.of_casts(4), 12, 0, 0), (12, 6, 24));
     let combine = Grid::new(&facts(2, Some(8)), &Shapes::default(), COMBINE, 64, H200);
-    let warps = |send_blocks, blocks| {
-        combine.adjusted(Launch { blocks, send_blocks, ..Launch::default() }, COMBINE).send_warps(2)
-    };
+    let launch = |send_blocks, blocks| Launch { blocks, send_blocks, ..Launch::default() };
+    let warps = |senders, blocks| combine.adjusted(launch(senders, blocks), COMBINE).send_warps(2);
     assert_eq!((warps(0, 0), warps(0, 24), warps(0, 32), warps(6, 16)), (Some(3), Some(3), None, None));
     assert_eq!((own.send_warps(4), combine.send_warps(4), combine.send_warps(1)), (None, Some(7), None));
     let alone = Grid::new(&facts(1, None), &Shapes::default(), DISPATCH, 64, H200);

@@ -19,7 +19,7 @@ use crate::backend::cuda::params::ht::{
 use crate::backend::cuda::params::ht_kept::{
     HtZones, HtZonesCombineParams, HtZonesDispatchParams, HtZonesScaledDispatchParams,
 };
-use crate::backend::cuda::pool::PooledMemory;
+use crate::backend::cuda::pool::Pooled;
 use crate::backend::{HtBackend, opened_again};
 use crate::error::Result;
 use crate::model::handle_state::HtSections;
@@ -34,7 +34,7 @@ use std::time::{Duration, Instant};
 pub struct CudaHt {
     pub group: Arc<HtShared>,
     /// `None` if the handle was reopened from a caller's memory.
-    pub memory: Option<PooledMemory<HandleMemory>>,
+    pub memory: Option<Pooled<HandleMemory>>,
     pub block: DevPtr,
     pub sections: HtSections,
     /// The header of the block, if it is in a caller's memory.
@@ -54,8 +54,7 @@ pub struct CudaHt {
 }
 
 impl CudaHt {
-    /// What the routing kernel reports to the caller: everything, or only the counter if a later kernel reports the
-    /// rest.
+    /// What the routing kernel reports to the caller: everything, or only the counter, before a later kernel.
     pub fn reported_at_once(&self) -> HtTold {
         let form = &self.routing.form;
         let rows = self.counter.map(|data| Numbers { data, width: IntWidth::Bits32 });

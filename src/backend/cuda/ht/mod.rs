@@ -26,7 +26,7 @@ use crate::backend::cuda::kernels::{self, to_u32};
 use crate::backend::cuda::network::Network;
 use crate::backend::cuda::params::common::KernelOp;
 use crate::backend::cuda::params::ht::{HtHandleMemory, HtLayout, HtRouteParams};
-use crate::backend::cuda::pool::{MemoryRequest, Pool, PooledMemory};
+use crate::backend::cuda::pool::{MemoryRequest, Pool, Pooled};
 use crate::backend::{HtBackend, HtGroupBackend, HtRouting};
 use crate::error::refusal::{InSequence, Subject};
 use crate::error::{Error, Result};
@@ -108,12 +108,7 @@ impl HtGroup {
     }
 
     /// Handle number `epoch`, with `memory` as the library's part of its memory.
-    fn handle(
-        self: &Arc<Self>,
-        wanted: HtRouting,
-        memory: Option<PooledMemory<HandleMemory>>,
-        epoch: u32,
-    ) -> Result<CudaHt> {
+    fn handle(self: &Arc<Self>, wanted: HtRouting, memory: Option<Pooled<HandleMemory>>, epoch: u32) -> Result<CudaHt> {
         let (plan, mut routing) = (&self.shared.plan, wanted.routing);
         let caller_block = wanted.home.caller_block.map(|CallerBlock(block)| block);
         let own = memory.as_ref().and_then(|memory| memory.block());

@@ -280,8 +280,7 @@ impl HtPlan {
         grid.adjusted(requested, kind)
     }
 
-    /// The launch of an operation on rows `row` with the handle's grids `of`, as changed by the call's `requested`
-    /// options.
+    /// The launch of an operation on rows `row` with the handle's grids `of` and the call's options `requested`.
     pub fn launch(&self, kind: HtKind, row: &MovedRow, of: &HandleGrids, requested: Launch) -> Result<HtLaunch> {
         let HandleGrids { top_k, device, .. } = *of;
         let grid = self.grid(kind, row, of, requested);

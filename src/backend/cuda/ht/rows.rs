@@ -66,8 +66,7 @@ impl MovedRow {
     }
 }
 
-/// The size of a chunk if `whole` is divided into the fewest of at most `most`: a multiple of 16; the last may be
-/// smaller.
+/// The size of a chunk if `whole` is divided into the fewest of at most `most`: a multiple of 16, except the last.
 fn even_chunks(whole: usize, most: usize) -> usize {
     whole.div_ceil(whole.div_ceil(most)).next_multiple_of(ROW_ALIGN)
 }

@@ -15,7 +15,7 @@ use crate::backend::cuda::params::common::{KernelOp, ScaledRows};
 use crate::backend::cuda::params::ll::{
     LlCombineParams, LlCommon, LlDispatchParams, LlLayout, LlPhase, LlScaledDispatchParams,
 };
-use crate::backend::cuda::pool::PooledMemory;
+use crate::backend::cuda::pool::Pooled;
 use crate::backend::cuda::scaled_rows::{ScalesWord, scaled_rows};
 use crate::error::refusal::{AmongRanks, Role, Subject};
 use crate::error::{Error, Result};
@@ -37,7 +37,7 @@ pub struct Handle {
     pub views: Option<Arc<ViewBanks>>,
     pub plan: HandlePlan,
     pub routing: Routing,
-    pub memory: PooledMemory<HandleMemory>,
+    pub memory: Pooled<HandleMemory>,
     /// The header of the block, if it is in a caller's memory.
     pub header: Option<CallerHeader>,
     /// Counts the group's handles, from 1 on.
@@ -111,8 +111,7 @@ impl Handle {
         }
     }
 
-    /// Enqueues widening 32-bit ids, as kernels read 64 bits. Before every operation, as the caller may have changed
-    /// them.
+    /// Enqueues widening 32-bit ids, as kernels read 64 bits; for every operation, as the caller may change ids.
     pub fn widen_ids(&self, at: &StreamScope) -> Result<()> {
         let Routing { ids, width, tokens, top_k, .. } = self.routing;
         if width == IntWidth::Bits64 {

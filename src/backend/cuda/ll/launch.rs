@@ -228,9 +228,8 @@ pub struct ViewGrid {
 }
 
 impl ViewGrid {
-    /// The number of parts into which a row of `chunks` is divided, and of chunks in each. With few tokens there are
-    /// more parts than necessary, while three quarters of the multiprocessors have no block; but not if
-    /// `with_all_warps`.
+    /// The number of parts into which a row of `chunks` is divided, and of chunks in each. With few tokens more
+    /// parts than necessary, while three quarters of the multiprocessors have no block; but not `with_all_warps`.
     pub fn divide(self, chunks: usize, with_all_warps: bool) -> (usize, usize) {
         let most_parts = if with_all_warps { 1 } else { MOST_PARTS };
         let apart = (self.multiprocessors as usize / (4 * self.tokens.max(1))).clamp(1, most_parts);

@@ -137,8 +137,7 @@ impl ViewBanks {
         !is_copied && payload + packets <= self.row_bytes && packets <= 2 * payload
     }
 
-    /// Creates the banks, unless they exist. `make` gets a bank's size and returns the addresses of all ranks' first
-    /// banks.
+    /// Creates the banks, unless they exist. `make` gets a bank's size and returns the address of each rank's first.
     pub fn make(&self, make: impl FnOnce(usize) -> Result<Box<[usize]>>) -> Result<()> {
         self.first.get_or_try_init(|| make(ViewBank::COUNT * self.bank_bytes)).map(drop)
     }

@@ -27,7 +27,7 @@ use crate::backend::cuda::network::Network;
 use crate::backend::cuda::order::Order;
 use crate::backend::cuda::params::common::KernelOp;
 use crate::backend::cuda::params::ll::LlLayout;
-use crate::backend::cuda::pool::{MemoryRequest, Pool, PooledMemory};
+use crate::backend::cuda::pool::{MemoryRequest, Pool, Pooled};
 use crate::backend::{LlBackend, LlGroupBackend};
 use crate::error::Result;
 use crate::model::handle_state::{CallerBlock, HandleHome, header};
@@ -132,9 +132,7 @@ impl LlGroup {
             views: self.views.clone(),
             memory: match home.caller_block {
                 None => self.pool.take(&MemoryRequest { handle: &home.life, capture, shares: true }, serves, make)?,
-                Some(block) => {
-                    PooledMemory::apart(HandleMemory::in_caller_memory(&self.plan, &routing, block), &home.life)
-                }
+                Some(block) => Pooled::apart(HandleMemory::in_caller_memory(&self.plan, &routing, block), &home.life),
             },
             header: (home.caller_block)
                 .map(|CallerBlock(block)| CallerHeader::new(block, header(&self.plan.facts, &routing, 0))),

@@ -98,8 +98,7 @@ impl Staged {
         self.slot(slot)?.received.make_wait(at)
     }
 
-    /// Frees `slot` although no receive phase was enqueued; `discard` will enqueue one before the slot's next
-    /// operation.
+    /// Frees `slot` without a receive phase, which `discard` will enqueue before the slot's next operation.
     pub fn abandon(&self, slot: StagedSlot, discard: Discard) {
         if let Ok(mut found) = self.slot(slot) {
             found.busy = false;

@@ -138,8 +138,7 @@ impl Network {
         })
     }
 
-    /// The position of this node in the order in which nodes' sums for this rank's tokens are added; a kernel
-    /// parameter.
+    /// The position of this node's sums among those that are added for this rank's tokens; a kernel parameter.
     pub fn own_node_order(&self) -> u32 {
         self.view.topology.own_place(self.view.rank).map_or(OWN_NODE_FIRST, Node::word)
     }

@@ -7,7 +7,7 @@ use crate::backend::cuda::ht::plan::HandleGrids;
 use crate::backend::cuda::ht::shared::HtShared;
 use crate::backend::cuda::params::ht_kept::HtZones;
 use crate::backend::cuda::params::ht_nodes::HtNodesMemory;
-use crate::backend::cuda::pool::PooledMemory;
+use crate::backend::cuda::pool::Pooled;
 use crate::error::Result;
 use crate::model::ids::SourceIx;
 use crate::model::ops::{IntWidth, Routing};
@@ -20,7 +20,7 @@ pub struct NodesHt {
     pub group: Arc<HtShared>,
     pub rails: Arc<Rails>,
     /// The library's memory for the handle; `None` if it was reopened in a caller's block.
-    pub memory: Option<PooledMemory<NodesMemory>>,
+    pub memory: Option<Pooled<NodesMemory>>,
     /// The start of the handle's device memory.
     pub base: DevPtr,
     pub size: HandleSize,

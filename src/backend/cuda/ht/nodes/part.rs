@@ -10,7 +10,7 @@ use crate::backend::cuda::ht::shared::HtShared;
 use crate::backend::cuda::kernels::to_u32;
 use crate::backend::cuda::network::two_sided::handshake::Announced;
 use crate::backend::cuda::params::ht_nodes::HtNodesMemory;
-use crate::backend::cuda::pool::{MemoryRequest, PooledMemory};
+use crate::backend::cuda::pool::{MemoryRequest, Pooled};
 use crate::error::{Error, Result};
 use crate::model::handle_state::HandleLife;
 use crate::model::ops::{HandleForm, IntWidth, Numbers, Routing, RoutingCounters};
@@ -18,7 +18,7 @@ use crate::model::tensor::DevPtr;
 
 /// This rank's part of a handle that is being created.
 pub struct Part {
-    pub memory: PooledMemory<NodesMemory>,
+    pub memory: Pooled<NodesMemory>,
     /// The start of its device memory.
     pub base: DevPtr,
     /// With the ids that kernels read: the caller's, or the handle's copy.
@@ -102,7 +102,7 @@ fn memory(
     handle: &HandleLife,
     bytes: usize,
     room: HandleSize,
-) -> Result<PooledMemory<NodesMemory>> {
+) -> Result<Pooled<NodesMemory>> {
     let make = || NodesMemory::new(&group.context, &rails.memory, &rails.plan, room);
     rails.pool.take(&MemoryRequest { handle, capture: None, shares: false }, |memory| memory.waste(bytes), make)
 }

@@ -13,7 +13,7 @@ use crate::backend::cuda::network::two_sided::handshake::Handshake;
 use crate::backend::cuda::params::common::RankOnNode;
 use crate::backend::cuda::params::ht::HtCount;
 use crate::backend::cuda::params::ht_nodes::{HtForwarded, HtNodes};
-use crate::backend::cuda::pool::{Pool, PooledMemory};
+use crate::backend::cuda::pool::{Pool, Pooled};
 use crate::error::Result;
 use crate::model::handle_state::HandleLife;
 use crate::model::ops::HandleForm;
@@ -31,7 +31,7 @@ pub struct Rails {
     pub handshake: Handshake,
     pub pool: Pool<NodesMemory>,
     /// For exchanges in which this rank refuses a handle.
-    pub spare: PooledMemory<NodesMemory>,
+    pub spare: Pooled<NodesMemory>,
     row_bytes: usize,
     ids: Mutex<Option<(Arc<Buffer>, usize)>>,
     /// New handles get the last banks. Earlier ones stay, as operations that use them may outlive their handles.
@@ -62,7 +62,7 @@ impl Rails {
             own_counts: tally_bytes,
             handshake: Handshake::new(memory, plan.forwarded)?,
             pool: Pool::default(),
-            spare: PooledMemory::apart(spare, &HandleLife::default()),
+            spare: Pooled::apart(spare, &HandleLife::default()),
             row_bytes: shared.plan.facts.row_bytes,
             ids: Mutex::default(),
             banks: Mutex::default(),

@@ -232,8 +232,7 @@ impl LlPlan {
         blocks_of_chunks(rows * chunks(self.facts.row_bytes), threads)
     }
 
-    /// The grid of a dispatch of rows with `chunks`, and how many of its blocks are reserved for ranks with more
-    /// tokens.
+    /// The grid of a dispatch of rows with `chunks`, and how many blocks are reserved for ranks with more tokens.
     fn few_dispatch(&self, routing: &Routing, multiprocessors: u32, chunks: usize) -> (Grid, u32) {
         let tokens = routing.tokens;
         // More threads start later, but a second chunk per warp takes longer.

@@ -6,7 +6,7 @@ from planting import Bug, Change
 
 # All tensors in memory that peers map; or on each rank others.
 HT_MAPPED = "3 EP_TEST_MEMORY=mapped test_ht uneven_tokens"
-HT_MAPPED_AGAIN = "3 EP_TEST_MEMORY=mapped test_ht ht_without_a_pause"
+HT_MAPPED_AGAIN = "3 EP_TEST_MEMORY=mapped test_ht ht_unordered"
 HT_MIXED = "3 EP_TEST_MEMORY=mixed test_random --configs 60 --seed 31"
 
 # Rank 0 is late in operations on memory that peers map, so others may be far ahead of it; or reads slowly.

@@ -43,7 +43,7 @@ _HOST_MORE = (*itertools.product(("0101", "0001"), _TOOLS),
 # bytes an HT operation sends at a time, if that is not the default. Few bytes make many passes.
 # New rows go to the end, as the place of a row is its seed. A word behind a - leaves out what runs on one node.
 _SIMT = (("01", "", "test_ll -few_where -views_beside -views_of_a_captured -views_that_end"),
-         ("01", "2000", "test_ht -every_top_k -many_tokens -without_a_pause"),
+         ("01", "2000", "test_ht -every_top_k -many_tokens"),
          ("01", "1200", "test_graph"),
          ("001", "400", "test_ht uneven_tokens"), ("010", "300", "test_ht gradients_with rows_are_counted"),
          ("01", "300", "test_formats casts"), ("0120", "600", "test_formats long_rows"),
@@ -57,7 +57,7 @@ _SIMT = (("01", "", "test_ll -few_where -views_beside -views_of_a_captured -view
          ("0001", "2000", "test_random --configs 30 --seed 22"),
          ("0001", "", "test_fuzz differ --calls 700 --seed 36"),
          ("0001", "", "moe_layer --algorithm ll"), ("0010", "", "moe_layer --algorithm ht"),
-         ("0123", "", "test_ll interleaved"), ("0123", "", "test_stress --ops 60"),
+         ("0123", "", "test_staged overlapping"), ("0123", "", "test_stress --ops 60"),
          ("0123", "", "test_random --configs 30 --seed 239"),
          ("012201", "600", "test_random --configs 15 --seed 24"),
          ("00112233", "", "test_ll routing"),
@@ -73,7 +73,7 @@ _SIMT = (("01", "", "test_ll -few_where -views_beside -views_of_a_captured -view
          ("0112", "", "test_ll rank_major_shapes"),
          ("0110", "", "test_memory"),
          # What refuses arguments, and whose memory a handle has, is as on one node.
-         ("010", "900", "test_second delivers beyond turns routing routings capacity window"),
+         ("010", "900", "test_second delivers beyond turns routing window"),
          # Messages of more than 3 MiB, which two ranks exchange by broadcasts.
          ("01", "", "test_ht huge_rows"))
 

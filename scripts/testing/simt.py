@@ -45,7 +45,7 @@ _RUNS = (
     ("test_ht/routing_styles", "test_ht routing_styles", 4, 2),
     ("test_ht/widths", "test_ht widths", 2, 4),
     ("test_formats", "test_formats", 2, 2, _IN_ORDER),
-    ("test_ht/without_a_pause", "test_ht without_a_pause", 2, 2),
+    ("test_stress/two", "test_stress --ops 150 --seed 3", 2, 2),
     ("test_ht/by_expert", "test_ht rows_by_expert", 3, 2),
     ("test_ht/behind_a_failure", "test_ht behind_a_failure", 3, 4),
     ("test_errors/ht", "test_errors ht_ lists_of", 3, 2),

@@ -26,12 +26,7 @@ void play_every_top_k(const EpEnv* env, RefShape shape, RefOpening opening, void
         play_shapes(env, kShapes, COUNT(kShapes), ht, play); \
     }
 
-// Operations of several handles, no two of which have the same data.
-void interleaved_handles(EpEnv* env, bool ht);
-void interleaved_groups(EpEnv* env, bool ht);
 void unordered_streams(EpEnv* env, bool ht);
-enum { kMostRuns = 6 };
-void without_a_pause(EpEnv* env, bool ht, unsigned num_runs, unsigned operations);
 
 // Invariant sums: the bits of a combined token do not depend on the rank that is its home, nor on that rank's node.
 void bits_from_any_home(EpEnv* env, bool ht);

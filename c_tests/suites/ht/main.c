@@ -1,6 +1,6 @@
 // High-throughput handles, dispatch and combine: the results of single operations, byte by byte.
 // Every kind of routing, output sizes, counters, cached and backward passes, element types, and
-// bounds that the library computes. Sequences of operations are in order.c.
+// bounds that the library computes. test_stress has sequences of operations.
 #include "suites/both/both.h"
 
 // A training step, twice: forward dispatch and combine, backward (tokens only) dispatch and combine.
@@ -83,36 +83,6 @@ EP_TEST(ids_in_range) {
         strays += ids[i] < -1 || ids[i] >= (int64_t)run.local_experts;
     }
     EP_CHECK_EQ_U64(strays, 0);
-}
-
-// Each list of a dispatch with and without its optional tensors.
-EP_TEST(optional_tensors) {
-    static const RefPass kPasses[] = {
-        {.no_tokens = true},
-        {.no_routing = true},
-        {.no_tokens = true, .no_routing = true, .counter = true},
-        {.counter = true, .send_only = true},
-        {.cached = true, .counter = true},
-        {.cached = true, .send_only = true},
-    };
-    const RefShape shape = {3 * (unsigned)env->size, 12, 4, ncclBfloat16, 32};
-    REF_SCOPED RefRun run = ref_run_open_with(env, NULL, &shape, kRefMessy, true, ref_ht(3));
-    for (size_t i = 0; i < COUNT(kPasses); ++i) {
-        ref_dispatch_as(&run, kPasses[i]);
-        ref_combine_as(&run, i % 2 != 0 ? kRefBackward : kRefWhole);
-    }
-}
-
-// A dispatch may name other experts than its handle. The handle's routing holds, and an expert gets
-// a weight only if both name it.
-EP_TEST(other_ids_at_dispatch) {
-    const RefShape shape = {3 * (unsigned)env->size, 16, 5, ncclBfloat16, 32};
-    REF_SCOPED RefRun run = ref_run_open_with(env, NULL, &shape, kRefDistinct, true, ref_ht(4));
-    for (unsigned style = 0; style < kRefNumStyles; ++style) {
-        ref_run_draw(&run, (RefStyle)style, 300 + style);
-        ref_dispatch(&run);
-        ref_combine(&run);
-    }
 }
 
 // An expert that a token names more than once gets one row and the sum of its weights, in the order of

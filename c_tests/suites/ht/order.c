@@ -1,34 +1,8 @@
-// High-throughput operations in every order: repeated, combined before any dispatch, interleaved
-// over handles and groups, on unordered streams, and many back to back.
+// High-throughput operations beside each other: on unordered streams, and on ranks that run ahead or wait.
 #include "harness/nodes.h"
 #include "suites/both/both.h"
 
-EP_TEST(ht_repeated_dispatches) {
-    const RefShape shape = {3 * (unsigned)env->size, 12, 4, ncclBfloat16, 40};
-    REF_SCOPED RefRun run = ref_run_open_with(env, NULL, &shape, kRefMessy, false, ref_ht(1000));
-    for (unsigned i = 0; i < 5; ++i) ref_dispatch(&run);
-    for (unsigned i = 0; i < 5; ++i) ref_dispatch_as(&run, kRefCached);
-    ref_combine(&run);
-    ref_dispatch(&run);
-    for (unsigned i = 0; i < 3; ++i) ref_combine_as(&run, i % 2 == 0 ? kRefBackward : kRefWhole);
-}
-
-EP_TEST(ht_combine_without_dispatch) {
-    const RefShape shape = {3 * (unsigned)env->size, 12, 4, ncclBfloat16, 40};
-    ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, &shape);
-    for (unsigned i = 0; i < 3; ++i) {
-        const RefOpening opening = ref_ht_as((HtRows)i, (HtCounter)i, 2000 + i);
-        REF_SCOPED RefRun run = ref_run_open_with(env, group, &shape, kRefMessy, i != 0, opening);
-        ref_combine_as(&run, i % 2 == 0 ? kRefBackward : kRefWhole);
-        ref_dispatch_as(&run, kRefCached);
-    }
-    EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
-}
-
-EP_TEST(ht_interleaved_handles) { interleaved_handles(env, true); }
-EP_TEST(ht_interleaved_groups) { interleaved_groups(env, true); }
 EP_TEST(ht_unordered_streams) { unordered_streams(env, true); }
-EP_TEST(ht_without_a_pause) { without_a_pause(env, true, 4, 400); }
 EP_TEST(ht_bits_from_any_home) { bits_from_any_home(env, true); }
 
 // All tokens go to rank 0, which is late: the others' dispatches have nothing to wait for but that it begins.

@@ -1,6 +1,6 @@
 // Low-latency dispatch and combine: the results of single operations, byte by byte. Every kind of
 // routing, shapes and element types, slots that are all filled, tensors made by the library, and the bits
-// of the sum. Sequences of operations are in order.c.
+// of the sum. test_stress has sequences of operations.
 
 #include <math.h>
 
@@ -70,36 +70,6 @@ EP_TEST(few_where_many_may_come) {
 PAIRS_TEST(slots_are_filled, {1, 4, 2, ncclBfloat16, 32, kRefOneExpert, false},
            {2, 8, 5, ncclBfloat16, 32, kRefOneExpert, false}, {2, 8, 32, ncclFloat32, 32, kRefOneExpert, true},
            {1, 8, 32, ncclBfloat16, 32, kRefOneRank, true})
-
-EP_TEST(without_counter) {
-    const RefShape shape = {2 * (unsigned)env->size, 12, 3, ncclBfloat16, 32};
-    REF_SCOPED RefRun run = ref_run_open_with(env, NULL, &shape, kRefMessy, true, ref_ll(5));
-    for (unsigned i = 0; i < 4; ++i) {
-        run.without_counter = i % 2 == 0;
-        ref_pair(&run);
-    }
-}
-
-// Operations of one handle with different widths and types, up to the group's width; a combine need
-// not be as wide as its dispatch.
-EP_TEST(rows_narrower_than_the_groups) {
-    static const struct {
-        ncclDataType_t datatype;
-        unsigned hidden;
-    } kRows[] = {{ncclBfloat16, 128}, {ncclBfloat16, 8}, {ncclFloat32, 64},
-                 {ncclFloat32, 4},    {ncclFloat16, 72}, {ncclBfloat16, 120}};
-    enum { kNumRows = COUNT(kRows) };
-    const RefShape shape = {2 * (unsigned)env->size, 10, 4, ncclBfloat16, 128};
-    REF_SCOPED RefRun run = ref_run_open_with(env, NULL, &shape, kRefMessy, true, ref_ll(6));
-    for (unsigned i = 0; i < kNumRows; ++i) {
-        run.shape.datatype = kRows[i].datatype;
-        run.shape.hidden = kRows[i].hidden;
-        ref_dispatch(&run);
-        run.shape.datatype = kRows[(i + 1) % kNumRows].datatype;
-        run.shape.hidden = kRows[(i + 1) % kNumRows].hidden;
-        ref_combine(&run);
-    }
-}
 
 enum { kFusedTokens = 16, kFusedHidden = 16 };
 

@@ -1,5 +1,4 @@
-// Low-latency operations in every order: repeated, interleaved over handles and groups, on
-// unordered streams, with ids that change between operations, and a thousand back to back.
+// Low-latency operations beside each other: on unordered streams, and handles that come and go beside an operation.
 #define _GNU_SOURCE  // usleep
 #include <unistd.h>
 
@@ -11,41 +10,7 @@ static RefShape small_shape(const EpEnv* env, unsigned max_tokens, unsigned top_
     return (RefShape){2 * (unsigned)env->size, max_tokens, top_k, ncclBfloat16, kHidden};
 }
 
-EP_TEST(ll_repeated_operations) {
-    const RefShape shape = small_shape(env, 12, 3);
-    REF_SCOPED RefRun run = ref_run_open_with(env, NULL, &shape, kRefMessy, true, ref_ll(1));
-    for (unsigned i = 0; i < 7; ++i) ref_dispatch(&run);
-    for (unsigned i = 0; i < 7; ++i) ref_combine(&run);
-    ref_pair(&run);
-    for (unsigned i = 0; i < 3; ++i) ref_dispatch(&run);
-    for (unsigned i = 0; i < 2; ++i) ref_combine(&run);
-}
-
-EP_TEST(ll_ids_updated_in_place) {
-    const RefShape shape = small_shape(env, 12, 3);
-    REF_SCOPED RefRun run = ref_run_open_with(env, NULL, &shape, kRefDistinct, true, ref_ll(3));
-    for (unsigned i = 0; i < 2 * kRefNumStyles; ++i) {
-        ref_pair(&run);
-        ref_run_draw(&run, (RefStyle)(i % kRefNumStyles), 60 + i);
-    }
-}
-
-EP_TEST(ll_ids_masked_before_combine) {
-    const RefShape shape = small_shape(env, 16, 4);
-    REF_SCOPED RefRun run = ref_run_open_with(env, NULL, &shape, kRefRepeating, true, ref_ll(4));
-    for (unsigned every = 4; every >= 1; --every) {
-        ref_dispatch(&run);
-        ref_run_mask(&run, every);
-        ref_combine(&run);
-    }
-    ref_dispatch(&run);  // everything is masked now
-    ref_combine(&run);
-}
-
-EP_TEST(ll_interleaved_handles) { interleaved_handles(env, false); }
-EP_TEST(ll_interleaved_groups) { interleaved_groups(env, false); }
 EP_TEST(ll_unordered_streams) { unordered_streams(env, false); }
-EP_TEST(ll_thousand_operations) { without_a_pause(env, false, 6, 1000); }
 EP_TEST(ll_bits_from_any_home) { bits_from_any_home(env, false); }
 
 // Creating a handle must wait for no other rank. Filling memory on a stream ordered with the

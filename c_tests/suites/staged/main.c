@@ -1,6 +1,5 @@
 // Staged low-latency operations: one call sends, ncclEpComplete receives, with other work in
-// between. Two may be in flight; a third, or another operation on a handle that has one, is
-// refused. A handle may be destroyed while one is pending.
+// between. Two may be in flight, and a handle may be destroyed while one is pending.
 #define _DEFAULT_SOURCE  // usleep
 #include <unistd.h>
 
@@ -66,27 +65,6 @@ static void complete_combine(RefRun* run, cudaStream_t stream) {
     ref_check_combine(run);
 }
 
-STAGED_TEST(one_at_a_time) {
-    RefRun* run = &setup->runs[0];
-    for (unsigned i = 0; i < 6; ++i) {
-        send_dispatch(run);
-        complete_dispatch(run, env->stream);
-        send_combine(run);
-        complete_combine(run, env->stream);
-    }
-}
-
-// The receive phase follows the send phase even if nothing else orders the two streams.
-STAGED_TEST(completed_on_another_stream) {
-    for (unsigned i = 0; i < 6; ++i) {
-        RefRun* run = &setup->runs[i % 2];
-        send_dispatch(run);
-        complete_dispatch(run, setup->other);
-        send_combine(run);
-        complete_combine(run, i % 3 == 0 ? env->stream : setup->other);
-    }
-}
-
 static void sleep_a_while(void* unused) {
     (void)unused;
     usleep(4000);
@@ -145,21 +123,6 @@ STAGED_TEST(completed_twice) {
     ref_check_dispatch(run);
 }
 
-STAGED_TEST(two_in_flight) {
-    RefRun* a = &setup->runs[0];
-    RefRun* b = &setup->runs[1];
-    for (unsigned i = 0; i < 4; ++i) {
-        send_dispatch(a);
-        send_dispatch(b);
-        complete_dispatch(i % 2 == 0 ? a : b, env->stream);  // either may come first
-        complete_dispatch(i % 2 == 0 ? b : a, env->stream);
-        send_combine(a);
-        send_combine(b);
-        complete_combine(i % 2 == 0 ? b : a, env->stream);
-        complete_combine(i % 2 == 0 ? a : b, env->stream);
-    }
-}
-
 // The schedule of two micro-batches: while one is computed on, the other travels.
 STAGED_TEST(overlapping_micro_batches) {
     RefRun* a = &setup->runs[0];
@@ -208,61 +171,6 @@ STAGED_TEST(inputs_overwritten_after_sending) {
         ep_sync(env);
         ref_overwrite_inputs(run);
         complete_combine(run, env->stream);
-    }
-}
-
-// A refusal leaves the pending operations alone and sends nothing.
-STAGED_TEST(third_is_refused) {
-    RefRun* runs = setup->runs;
-    ref_dispatch(&runs[3]);
-    send_dispatch(&runs[0]);
-    send_dispatch(&runs[1]);
-    ref_prepare_dispatch(&runs[2]);
-    EP_CHECK_RESULT(ref_launch_dispatch(&runs[2], kRefStaged, env->stream), ncclInvalidUsage);
-    ref_prepare_combine(&runs[3]);
-    EP_CHECK_RESULT(ref_launch_combine(&runs[3], kRefStaged, env->stream), ncclInvalidUsage);
-    EP_CHECK_NCCL(ncclEpComplete(runs[2].handle, NULL, env->stream));  // nothing is pending
-    ref_dispatch(&runs[2]);
-    complete_dispatch(&runs[0], env->stream);
-    send_dispatch(&runs[2]);  // one slot is free again
-    complete_dispatch(&runs[1], env->stream);
-    complete_dispatch(&runs[2], env->stream);
-}
-
-STAGED_TEST(second_on_a_handle_is_refused) {
-    RefRun* run = &setup->runs[0];
-    ref_dispatch(run);
-    send_dispatch(run);
-    for (unsigned send_only = 0; send_only < 2; ++send_only) {
-        EP_CHECK_RESULT(ref_launch_dispatch(run, send_only ? kRefStaged : kRefWhole, env->stream), ncclInvalidUsage);
-        EP_CHECK_RESULT(ref_launch_combine(run, send_only ? kRefStaged : kRefWhole, env->stream), ncclInvalidUsage);
-    }
-    complete_dispatch(run, env->stream);
-    send_combine(run);
-    EP_CHECK_RESULT(ref_launch_dispatch(run, kRefWhole, env->stream), ncclInvalidUsage);
-    EP_CHECK_RESULT(ref_launch_combine(run, kRefStaged, env->stream), ncclInvalidUsage);
-    complete_combine(run, env->stream);
-}
-
-// One rank after the other is late, in sending or in receiving.
-STAGED_TEST(late_ranks) {
-    enum { kRounds = 24, kLateMicroseconds = 3000 };
-    RefRun* a = &setup->runs[0];
-    RefRun* b = &setup->runs[1];
-    uint64_t own = 77 + (uint64_t)env->rank;
-    for (unsigned i = 0; i < kRounds; ++i) {
-        const bool late = env->rank == (int)(i % (unsigned)env->size);
-        if (late) usleep(kLateMicroseconds);
-        send_dispatch(a);
-        usleep((useconds_t)ep_random_below(&own, 500));
-        ref_dispatch(b);
-        if (late) usleep(kLateMicroseconds);
-        complete_dispatch(a, setup->other);
-        send_combine(b);
-        usleep((useconds_t)ep_random_below(&own, 500));
-        ref_combine(a);
-        if (!late) usleep(kLateMicroseconds / 10);
-        complete_combine(b, env->stream);
     }
 }
 

@@ -1,5 +1,5 @@
-// Thousands of low-latency operations of two groups with several handles each, back to back:
-// blocking and staged ones in random order, random sizes, and ranks that are late at random.
+// Thousands of operations of two groups with several handles each, back to back, in both modes: blocking and staged
+// ones in random order, random sizes, and ranks that are late at random.
 //
 //   test_stress [--ops N] [--every N] [--seed N]
 //
@@ -25,6 +25,7 @@ enum class Operation { kNothing, kDispatch, kCombine };
 
 struct Group {
     ncclEpGroup_t group;
+    bool ht;
     RefShape shape;
     unsigned num_pending = 0;
 };
@@ -36,79 +37,89 @@ struct Handle {
     bool combined = false;                    // in this batch
 };
 
-size_t Guarded(const RefBuffer& buffer) { return buffer.bytes + 2 * kRefGuardBytes; }
+std::vector<RefBuffer*> OutputsOf(RefRun* run, Operation operation) {
+    if (operation == Operation::kCombine) return {&run->combined, &run->gradients_out};
+    return {&run->tokens_out, &run->counter, &run->ids_out, &run->weights_out};
+}
 
-// Copies of the outputs of all operations of a batch, in device memory: the buffers with their guard zones.
+// With guard zones.
+size_t BytesOf(const RefBuffer& buffer) { return buffer.before + buffer.bytes + buffer.behind; }
+
+// Copies of the outputs of all operations of a batch, in device memory.
 class History {
    public:
-    History(const std::vector<Handle>& handles, unsigned most) : most_(most) {
+    History(std::vector<Handle>& handles, size_t most) {
         size_t largest = 0;
-        for (const Handle& handle : handles) {
-            const RefRun& run = handle.run;
-            largest = std::max({largest, Guarded(run.tokens_out) + Guarded(run.counter), Guarded(run.combined)});
+        for (Handle& handle : handles) {
+            for (const Operation operation : {Operation::kDispatch, Operation::kCombine}) {
+                size_t bytes = 0;
+                for (const RefBuffer* buffer : OutputsOf(&handle.run, operation)) bytes += BytesOf(*buffer);
+                largest = std::max(largest, bytes);
+            }
         }
         memory_ = static_cast<unsigned char*>(ep_device_alloc(most * largest));
+        end_ = memory_ + most * largest;
+        next_ = memory_;
     }
 
-    void Take(const Handle& handle, Operation operation, cudaStream_t stream) {
-        EP_REQUIRE(items_.size() < most_);
-        items_.push_back({&handle, operation, memory_ + used_});
-        if (operation == Operation::kDispatch) {
-            Move(handle.run.tokens_out, stream);
-            Move(handle.run.counter, stream);
-        } else {
-            Move(handle.run.combined, stream);
+    // Leaves poison behind, in the order of the stream.
+    void Take(RefRun* run, Operation operation, cudaStream_t stream) {
+        items_.push_back({run, operation, run->pass, run->backward, next_});
+        for (const RefBuffer* buffer : OutputsOf(run, operation)) {
+            const size_t bytes = BytesOf(*buffer);
+            EP_REQUIRE(bytes <= static_cast<size_t>(end_ - next_));
+            if (bytes == 0) continue;
+            EP_REQUIRE_CUDA(cudaMemcpyAsync(next_, buffer->base, bytes, cudaMemcpyDeviceToDevice, stream));
+            EP_REQUIRE_CUDA(cudaMemsetAsync(buffer->base, kRefPoison, bytes, stream));
+            next_ += bytes;
         }
     }
 
     void CheckAndFree() {
         for (const Item& item : items_) {
-            RefRun seen = item.handle->run;  // its state then: the outputs are those of the copy
-            if (item.operation == Operation::kDispatch) {
-                seen.tokens_out.base = item.copy;
-                seen.counter.base = item.copy + Guarded(seen.tokens_out);
-                ref_check_dispatch(&seen);
-            } else {
-                seen.combined.base = item.copy;
-                ref_check_combine(&seen);
+            RefRun seen = *item.run;  // but for this its state is the same all the time
+            seen.pass = item.pass;
+            seen.backward = item.backward;
+            unsigned char* copy = item.copies;
+            for (RefBuffer* buffer : OutputsOf(&seen, item.operation)) {
+                buffer->base = copy;
+                copy += BytesOf(*buffer);
             }
+            (item.operation == Operation::kDispatch ? ref_check_dispatch : ref_check_combine)(&seen);
         }
         ep_device_free(memory_);
     }
 
    private:
     struct Item {
-        const Handle* handle;
+        RefRun* run;
         Operation operation;
-        unsigned char* copy;
+        RefPass pass;
+        bool backward;
+        unsigned char* copies;
     };
 
-    // Leaves poison behind, in the order of the stream.
-    void Move(const RefBuffer& buffer, cudaStream_t stream) {
-        const size_t bytes = Guarded(buffer);
-        EP_REQUIRE_CUDA(cudaMemcpyAsync(memory_ + used_, buffer.base, bytes, cudaMemcpyDeviceToDevice, stream));
-        EP_REQUIRE_CUDA(cudaMemsetAsync(buffer.base, kRefPoison, bytes, stream));
-        used_ += bytes;
-    }
-
-    size_t most_;
     std::vector<Item> items_;
-    unsigned char* memory_;
-    size_t used_ = 0;
+    unsigned char *memory_, *end_, *next_;
 };
 
 // Two groups and their handles. `plan` draws the same numbers on every rank, `delays` different ones.
 class Stress {
    public:
     Stress(const EpEnv& env, uint64_t* plan, uint64_t* delays) : env_(env), plan_(plan), delays_(delays) {
+        const bool has_ht = ep_has_high_throughput(&env);
         for (Group& group : groups_) {
-            group.shape = RandomShape();
-            group.group = ref_group_new(&env, NCCL_EP_ALGO_LOW_LATENCY, &group.shape);
+            group.ht = has_ht && Plan(2) == 0;
+            group.shape = RandomShape(group.ht);
+            const auto algorithm = group.ht ? NCCL_EP_ALGO_HIGH_THROUGHPUT : NCCL_EP_ALGO_LOW_LATENCY;
+            group.group = ref_group_new(&env, algorithm, &group.shape);
             for (unsigned i = 0; i < kHandles; ++i) {
                 const auto style = static_cast<RefStyle>(Plan(kRefNumStyles));
                 const bool uneven = Plan(2) == 0;
-                handles_.push_back({&group, ref_run_open_with(&env, group.group, &group.shape, style, uneven,
-                                                              ref_ll(ep_random(plan_)))});
+                const auto rows = static_cast<HtRows>(Plan(3));
+                const RefOpening opening = ref_opening(group.ht, rows, kHtNoCounter, ep_random(plan_));
+                handles_.push_back(
+                    {&group, ref_run_open_with(&env, group.group, &group.shape, style, uneven, opening)});
             }
         }
     }
@@ -123,8 +134,8 @@ class Stress {
     // have different data, so a stale row of another operation in the same buffer shows. Returns the number of
     // operations.
     unsigned Batch(unsigned num_ops, bool all) {
+        if (all) history_.emplace(handles_, num_ops + handles_.size() + kMostPending * groups_.size());
         for (Handle& handle : handles_) Renew(handle);
-        if (all) history_.emplace(handles_, num_ops + kMostPending * static_cast<unsigned>(groups_.size()));
         for (unsigned i = 0; i < num_ops; ++i) {
             const uint64_t group = Plan(groups_.size());
             Handle& handle = handles_[group * kHandles + Plan(kHandles)];
@@ -136,8 +147,9 @@ class Stress {
         }
         if (all) history_->CheckAndFree();
         history_.reset();
-        for (const Handle& handle : handles_) {
-            if (!all) CheckLast(handle);
+        for (Handle& handle : handles_) {
+            if (!all) ref_check_dispatch(&handle.run);
+            if (!all && handle.combined) ref_check_combine(&handle.run);
         }
         for (const Group& group : groups_) EP_CHECK_NCCL(ep_group_state(group.group));
         return num_ops + static_cast<unsigned>(handles_.size());
@@ -147,12 +159,12 @@ class Stress {
     uint64_t Plan(uint64_t bound) { return ep_random_below(plan_, bound); }
     unsigned FromOneTo(unsigned most) { return 1 + static_cast<unsigned>(Plan(most)); }
 
-    RefShape RandomShape() {
+    RefShape RandomShape(bool ht) {
         constexpr unsigned kMaxTokens = 24, kMaxTopK = 6, kMaxLocalExperts = 3, kMaxRowUnits = 32, kRowUnit = 16;
         static const ncclDataType_t kTypes[] = {ncclBfloat16, ncclFloat16, ncclFloat32};
         RefShape shape{};
         shape.num_experts = FromOneTo(kMaxLocalExperts) * static_cast<unsigned>(env_.size);
-        shape.max_tokens = FromOneTo(kMaxTokens);
+        shape.max_tokens = ht && Plan(3) == 0 ? NCCL_EP_AUTO : FromOneTo(kMaxTokens);
         shape.top_k = FromOneTo(kMaxTopK);
         shape.datatype = kTypes[Plan(3)];
         shape.hidden = kRowUnit * FromOneTo(kMaxRowUnits) / static_cast<unsigned>(ep_datatype_size(shape.datatype));
@@ -168,24 +180,23 @@ class Stress {
         }
     }
 
-    // New data, sometimes with a new routing; every handle has dispatched once afterwards.
+    // New data, sometimes with other ids; every handle has dispatched once afterwards.
     void Renew(Handle& handle) {
         RefRun* run = &handle.run;
-        const RefShape& shape = handle.group->shape;
         if (Plan(2) == 0) {
             const auto style = static_cast<RefStyle>(Plan(kRefNumStyles));
-            ref_run_give(run, ref_routing_new(static_cast<unsigned>(env_.size), shape.num_experts, shape.top_k,
-                                              run->now->num_tokens, style, ep_random(plan_)));
+            ref_run_draw(run, style, ep_random(plan_));
         }
         ref_prepare_dispatch(run);
-        EP_CHECK_NCCL(ref_launch_dispatch(run, kRefWhole, env_.stream));
+        EP_CHECK_NCCL(ref_launch_dispatch(run, kRefCounted, env_.stream));
+        Done(handle, Operation::kDispatch);
         ref_prepare_combine(run);
         handle.combined = false;
     }
 
     void Done(Handle& handle, Operation operation) {
         if (operation == Operation::kCombine) handle.combined = true;
-        if (history_) history_->Take(handle, operation, env_.stream);
+        if (history_) history_->Take(&handle.run, operation, env_.stream);
     }
 
     void Complete(Handle& handle) {
@@ -194,21 +205,22 @@ class Stress {
         --handle.group->num_pending;
     }
 
+    // Where outputs stay, each operation writes all of its kind.
+    RefPass PassOf(bool dispatch) {
+        const bool all = !history_ || Plan(2) == 0;
+        if (dispatch) return all ? kRefCounted : kRefCached;
+        return all ? kRefBackward : kRefWhole;
+    }
+
     void Next(Handle& handle) {
         const bool dispatch = Plan(2) == 0;
-        const bool staged = Plan(2) == 0 && handle.group->num_pending < kMostPending;
+        const bool staged = Plan(2) == 0 && !handle.group->ht && handle.group->num_pending < kMostPending;
         EP_CHECK_NCCL((dispatch ? ref_launch_dispatch : ref_launch_combine)(
-            &handle.run, staged ? kRefStaged : kRefWhole, env_.stream));
+            &handle.run, staged ? kRefStaged : PassOf(dispatch), env_.stream));
         const Operation operation = dispatch ? Operation::kDispatch : Operation::kCombine;
         if (!staged) return Done(handle, operation);
         handle.pending = operation;
         ++handle.group->num_pending;
-    }
-
-    static void CheckLast(const Handle& handle) {
-        RefRun seen = handle.run;
-        ref_check_dispatch(&seen);
-        if (handle.combined) ref_check_combine(&seen);
     }
 
     const EpEnv& env_;
@@ -245,11 +257,10 @@ int main(int argc, char** argv) {
     EpEnv env;
     ep_init(&env, &argc, &argv);
     test_stress::Options options;
-    std::string error =
+    const std::string error =
         ep::ParseOptions(argc, argv,
                          {ep::Number(0, "ops", 0, &options.num_ops), ep::Number(0, "every", 1, &options.every),
                           ep::Number(0, "seed", 0, &options.seed)});
-    if (error.empty() && options.every > 100000) error = "--every: at most 100000";
     if (!error.empty()) {
         if (env.rank == 0)
             std::fprintf(stderr, "%s\nusage: test_stress [--ops N] [--every N] [--seed N]\n", error.c_str());

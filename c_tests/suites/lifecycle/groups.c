@@ -1,30 +1,11 @@
-// Several groups at once: on one communicator, on two, on any stream, and with ranks that come late.
+// Groups on two communicators, one after the other, and with ranks that come late; on one communicator test_stress has
+// two at once.
 #define _GNU_SOURCE  // RTLD_DEFAULT, usleep
 #include <dlfcn.h>
 #include <unistd.h>
 
 #include "harness/nodes.h"
 #include "suites/lifecycle/lifecycle.h"
-
-EP_TEST(several_groups_on_one_communicator) {
-    const ncclEpAlgorithm_t algorithms[] = {
-        NCCL_EP_ALGO_LOW_LATENCY, ep_algorithm_for_any_case(env), NCCL_EP_ALGO_LOW_LATENCY};
-    Trip trips[COUNT(algorithms)];
-    for (size_t i = 0; i < COUNT(trips); ++i) {
-        trips[i] = open_trip(algorithms[i], place_of(env));
-        for (size_t j = 0; j < i; ++j) EP_CHECK(trips[j].group != trips[i].group);
-    }
-    // All dispatches before all combines: no group waits for another's.
-    for (int round = 0; round < 3; ++round) {
-        for (size_t i = 0; i < COUNT(trips); ++i) EP_CHECK_NCCL(start_dispatch(&trips[i]));
-        for (size_t i = COUNT(trips); i-- > 0;) EP_CHECK_NCCL(start_combine(&trips[i]));
-        for (size_t i = 0; i < COUNT(trips); ++i) EP_CHECK(came_back(&trips[i]));
-    }
-    // Destroying one leaves the others alone.
-    EP_CHECK(close_trip(&trips[1]));
-    finish_trip(&trips[0]);
-    finish_trip(&trips[2]);
-}
 
 // Besides the common communicator, even and odd ranks have one each.
 EP_TEST(groups_on_two_communicators) {
@@ -104,26 +85,6 @@ EP_TEST(group_that_one_rank_cannot_map) {
     }
     Trip trip = open_trip(NCCL_EP_ALGO_LOW_LATENCY, place_of(env));
     finish_trip(&trip);
-}
-
-EP_TEST(groups_on_any_stream) {
-    cudaStream_t own = NULL;
-    cudaStream_t unordered = NULL;
-    EP_REQUIRE_CUDA(cudaStreamCreate(&own));
-    EP_REQUIRE_CUDA(cudaStreamCreateWithFlags(&unordered, cudaStreamNonBlocking));
-    const cudaStream_t streams[] = {NULL, own, unordered};
-    const ncclEpAlgorithm_t algorithm = ep_algorithm_for_any_case(env);
-    for (size_t i = 0; i < COUNT(streams); ++i) {
-        Place place = place_of(env);
-        place.stream = streams[i];
-        Trip trip = open_trip(algorithm, place);
-        EP_CHECK(make_trip(&trip));
-        // Operations need not run on the stream on which the group was created.
-        trip.stream = env->stream;
-        finish_trip(&trip);
-    }
-    EP_CHECK_CUDA(cudaStreamDestroy(own));
-    EP_CHECK_CUDA(cudaStreamDestroy(unordered));
 }
 
 // Ranks that wait for a late one query the stream now and then; the caller must see no trace of that.

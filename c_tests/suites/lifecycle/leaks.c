@@ -25,8 +25,12 @@ static int mappings(void) {
     return count;
 }
 
-// One heap for all threads: NCCL's would have one each, and what is alive in them would keep much freed memory.
-void use_one_heap(void) { (void)mallopt(M_ARENA_MAX, 1); }
+// One heap for all threads, before any starts: NCCL's would have one each, and what is alive in them would keep much
+// freed memory.
+int main(int argc, char** argv) {
+    (void)mallopt(M_ARENA_MAX, 1);
+    return ep_main(argc, argv);
+}
 
 // Without what the C library keeps of freed memory.
 static int64_t resident_bytes(void) {

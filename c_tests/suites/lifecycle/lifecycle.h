@@ -1,6 +1,8 @@
-// What the parts of test_lifecycle share: a trip, which is a group with a handle and the tensors of
-// a round trip, all made by the library. Functions of a trip count no checks, so threads may use
-// them: they return what can fail in a test, and any other failure ends all processes.
+// test_lifecycle: what may be destroyed when, and who frees it: groups, handles, tensors and communicators in the orders
+// that programs use, with their own allocation functions, on several communicators, streams and threads. Its parts share
+// a trip, which is a group with a handle and the tensors of a round trip, all made by the library. Functions of a trip
+// count no checks, so threads may use them: they return what can fail in a test, and any other failure ends all
+// processes.
 #pragma once
 
 #include "harness/harness.h"
@@ -36,9 +38,8 @@ typedef struct {
     };
 } Trip;
 
-// Opens group, tensors and handle, in this order; one by one, and all of them.
+// Opens group, tensors and handle, in this order.
 Trip open_trip(ncclEpAlgorithm_t algorithm, Place place);
-void open_trip_handle(Trip* trip);
 
 ncclResult_t start_dispatch(Trip* trip);
 ncclResult_t start_combine(Trip* trip);
@@ -56,8 +57,6 @@ void finish_trip(Trip* trip);
 // Resources of the process. The least that any of several batches adds to its memory; so what is only made once does
 // not count.
 enum { kBatches = 4 };
-// Call it before any thread starts; otherwise freed memory cannot be given back.
-void use_one_heap(void);
 int64_t least_growth(void (*batch)(void* context, int rounds), void* context, int rounds);
 void check_growth(int64_t growth, int64_t most);
 // What NCCL does not give back of a communicator between nodes, of which a group there has one.

@@ -1,5 +1,4 @@
-// Memory: the caller's allocation functions, tensors that outlive everything else or are destroyed
-// twice, descriptors made by hand.
+// Memory: the caller's allocation functions, tensors that outlive everything else, descriptors made by hand.
 #include "suites/lifecycle/lifecycle.h"
 
 // ---- Allocation functions that record what they gave -------------------------------------------
@@ -90,21 +89,6 @@ EP_TEST(tensors_outlive_group_and_communicator) {
     EP_CHECK_EQ_U64(g_num_given, 0);
     EP_CHECK_EQ_I64(g_foreign_frees, 0);
     finish_trip(&other);
-}
-
-EP_TEST(tensors_destroyed_twice) {
-    Trip trip = open_trip(NCCL_EP_ALGO_LOW_LATENCY, with_callbacks(env, remembering_alloc, remembering_free));
-    EP_CHECK(make_trip(&trip));
-    EP_CHECK(destroy_tensors(&trip, trip.group));
-    const int frees = g_frees;
-    for (size_t i = 0; i < kNumTensors; ++i) {
-        const ncclNDTensor_t* tensor = &trip.all[i];
-        EP_CHECK(tensor->data == NULL && tensor->sizes == NULL && tensor->strides == NULL);
-    }
-    EP_CHECK(destroy_tensors(&trip, trip.group));
-    EP_CHECK(destroy_tensors(&trip, NULL));
-    EP_CHECK_EQ_I64(g_frees, frees);
-    EP_CHECK(close_trip(&trip));
 }
 
 // ---- Descriptors -------------------------------------------------------------------------------

@@ -2,11 +2,11 @@
 // disturb one another. Only the main thread counts checks.
 #include "suites/lifecycle/lifecycle.h"
 
+// Trips in a thread, which then destroys the group.
 typedef struct {
     int device;
     Trip* trip;
     int rounds;
-    bool close;
     bool good;
 } Job;
 
@@ -14,26 +14,8 @@ static void* run_job(void* argument) {
     Job* job = argument;
     job->good = cudaSetDevice(job->device) == cudaSuccess;
     for (int i = 0; i < job->rounds; ++i) job->good = make_trip(job->trip) && job->good;
-    if (job->close) job->good = close_trip(job->trip) && job->good;
+    job->good = close_trip(job->trip) && job->good;
     return NULL;
-}
-
-static void run_jobs(Job* jobs, size_t count) {
-    ep_in_threads(run_job, jobs, sizeof(*jobs), count);
-    for (size_t i = 0; i < count; ++i) EP_CHECK(jobs[i].good);
-}
-
-EP_TEST(calls_from_another_thread) {
-    Trip trips[COUNT(kEpAlgorithms)];
-    const unsigned num_trips = ep_num_algorithms(env);
-    for (unsigned i = 0; i < num_trips; ++i) trips[i] = open_trip(kEpAlgorithms[i], place_of(env));
-    for (unsigned i = 0; i < num_trips; ++i) {
-        EP_CHECK(make_trip(&trips[i]));
-        Job job = {.device = env->device, .trip = &trips[i], .rounds = 5, .close = true};
-        run_jobs(&job, 1);
-        // The other thread destroyed it; here it is dead.
-        EP_CHECK_RESULT(ncclEpGroupDestroy(trips[i].group, env->stream), ncclInvalidArgument);
-    }
 }
 
 // ---- Devices -----------------------------------------------------------------------------------
@@ -75,7 +57,7 @@ EP_TEST_EACH(default_stream_of_another_device) {
 
 // ---- Groups in threads -------------------------------------------------------------------------
 
-// Operations only; in the next case threads also create and destroy groups.
+// Which the main thread has made, and the threads destroy; in the next case threads make groups, too.
 EP_TEST(two_threads_with_a_group_each) {
     const ncclEpAlgorithm_t algorithms[] = {NCCL_EP_ALGO_LOW_LATENCY, ep_algorithm_for_any_case(env)};
     Trip trips[2];
@@ -85,10 +67,12 @@ EP_TEST(two_threads_with_a_group_each) {
         EP_REQUIRE_CUDA(cudaStreamCreateWithFlags(&place.stream, cudaStreamNonBlocking));
         trips[i] = open_trip(algorithms[i], place);
         jobs[i] = (Job){.device = env->device, .trip = &trips[i], .rounds = 50};
+        EP_CHECK(make_trip(&trips[i]));
     }
-    run_jobs(jobs, COUNT(jobs));
+    ep_in_threads(run_job, jobs, sizeof(*jobs), COUNT(jobs));
     for (int i = 0; i < 2; ++i) {
-        EP_CHECK(close_trip(&trips[i]));
+        EP_CHECK(jobs[i].good);
+        EP_CHECK_RESULT(ncclEpGroupDestroy(trips[i].group, env->stream), ncclInvalidArgument);
         EP_CHECK_CUDA(cudaStreamDestroy(trips[i].stream));
     }
 }
@@ -172,7 +156,7 @@ static void* run_rank(void* argument) {
     EP_REQUIRE_NCCL(ncclCommInitRank(&place.comm, 2, rank->id, rank->rank));
     EP_REQUIRE_CUDA(cudaStreamCreate(&place.stream));
     Trip trip = open_trip(NCCL_EP_ALGO_LOW_LATENCY, place);
-    Job job = {.device = rank->device, .trip = &trip, .rounds = 20, .close = true};
+    Job job = {.device = rank->device, .trip = &trip, .rounds = 20};
     run_job(&job);
     rank->good = job.good && ncclCommDestroy(place.comm) == ncclSuccess;
     EP_REQUIRE_CUDA(cudaStreamDestroy(place.stream));

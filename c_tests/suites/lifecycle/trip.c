@@ -44,10 +44,6 @@ static void open_tensors(Trip* trip) {
     }
 }
 
-void open_trip_handle(Trip* trip) {
-    EP_REQUIRE_NCCL(ncclEpCreateHandle(&trip->handle, trip->group, &trip->ids, NULL, 0, NULL, trip->stream, false));
-}
-
 Trip open_trip(ncclEpAlgorithm_t algorithm, Place place) {
     Trip trip = {.algorithm = algorithm, .stream = place.stream};
     EP_REQUIRE_NCCL(ncclCommUserRank(place.comm, &trip.rank));
@@ -57,7 +53,7 @@ Trip open_trip(ncclEpAlgorithm_t algorithm, Place place) {
     EP_REQUIRE_NCCL(ncclEpCreateGroup(&trip.group, place.comm, &config, place.stream, place.alloc_fn, place.free_fn));
     open_tensors(&trip);
     fill_inputs(&trip);
-    open_trip_handle(&trip);
+    EP_REQUIRE_NCCL(ncclEpCreateHandle(&trip.handle, trip.group, &trip.ids, NULL, 0, NULL, trip.stream, false));
     return trip;
 }
 

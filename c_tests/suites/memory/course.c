@@ -44,7 +44,12 @@ static void make_piece(Course* course, unsigned place) {
         EP_CHECK_NCCL(ncclEpMemRegister(course->group, piece->memory, bytes, NULL));
     }
     fill(course->env, piece->memory, bytes, piece->seed);
-    EP_CHECK_EQ_I64(object_at(course->group, piece->memory), place);
+    const ncclEpMemInfo_t info = info_of(course->group, piece->memory);
+    EP_CHECK_EQ_U64(info.object, place);
+    EP_CHECK_EQ_U64(info.bytes, bytes);
+    EP_CHECK(piece->given != NULL || (uintptr_t)piece->memory % 256 == 0);
+    EP_CHECK_EQ_I64(object_at(course->group, piece->memory - 1), -1);
+    EP_CHECK_EQ_I64(object_at(course->group, piece->memory + bytes), -1);
 }
 
 // A random rank asks for nothing, or ends something that is no object; all get an error, and go on.

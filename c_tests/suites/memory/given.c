@@ -1,37 +1,7 @@
 // Objects of the caller's memory.
 #include "suites/memory/memory.h"
 
-enum { kBytes = 4096, kPieces = 3 };
-
-// This rank's piece of its allocation, at an offset that no other rank has.
-static uint8_t* piece_of(const EpEnv* env, uint8_t* memory) { return memory + 32 + 16 * env->rank; }
-
-EP_TEST(memory_of_the_caller_is_seen_by_its_node) {
-    ncclEpGroup_t group = open_group(env);
-    uint8_t* memory[kPieces];
-    const size_t bytes = kBytes + 16 * (size_t)env->rank;
-    for (unsigned i = 0; i < kPieces; ++i) {
-        memory[i] = ep_device_alloc(2 * kBytes);
-        fill(env, piece_of(env, memory[i]), bytes, 20 + i);
-        EP_CHECK_NCCL(ncclEpMemRegister(group, piece_of(env, memory[i]), bytes, NULL));
-    }
-    for (unsigned i = 0; i < kPieces; ++i) {
-        const uint8_t* piece = piece_of(env, memory[i]);
-        check_peers(env, group, piece, 20 + i);
-        EP_CHECK_EQ_I64(object_at(group, piece), i);
-        EP_CHECK_EQ_I64(object_at(group, piece - 1), -1);
-        EP_CHECK_EQ_I64(object_at(group, piece + bytes), -1);
-    }
-    // What is written after the registration is seen, too.
-    fill(env, piece_of(env, memory[1]), bytes, 30);
-    check_peers(env, group, piece_of(env, memory[1]), 30);
-    for (unsigned i = 0; i < kPieces; ++i) {
-        EP_CHECK_NCCL(ncclEpMemDeregister(group, piece_of(env, memory[i])));
-        EP_CHECK_EQ_I64(object_at(group, piece_of(env, memory[i])), -1);
-    }
-    close_group(env, group);
-    for (unsigned i = 0; i < kPieces; ++i) ep_device_free(memory[i]);
-}
+enum { kBytes = 4096 };
 
 // Two pieces of one allocation, registered again, beside memory of the group's.
 EP_TEST(pieces_of_one_allocation) {

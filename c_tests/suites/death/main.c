@@ -18,15 +18,6 @@ enum { kOpsInFlight = 4, kLongestRun = 400, kOpsBeforeDeath = 21 };
 
 // ---- The cases ---------------------------------------------------------------------------------
 
-DEATH_WORK_CASE(dies_before_an_operation, kVictimDies) {
-    lose_victim(self);
-    ref_prepare_dispatch(run);
-    const double start = ep_seconds();
-    EP_CHECK_NCCL(ref_launch_dispatch(run, kRefWhole, self->env.stream));
-    expect_fault(self, run->group, start);
-    finish_survivor(self, run);
-}
-
 // The exchange of a high-throughput handle's routing; on the GPUs of one node the host does not wait for it.
 DEATH_CASE(dies_before_an_ht_handle, kVictimDies) {
     const EpEnv* env = &self->env;

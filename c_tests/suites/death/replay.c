@@ -38,14 +38,6 @@ static double replay_without_victim(DeathRank* self, const EpCaptured* captured)
     return start;
 }
 
-DEATH_WORK_CASE(dies_before_a_replay, kVictimDies) {
-    const EpCaptured captured = captured_pair(run);
-    const double start = replay_without_victim(self, &captured);
-    expect_fault(self, run->group, start);
-    ep_release_captured(&captured);
-    finish_survivor(self, run);
-}
-
 static void play_pairs(void* run) {
     for (unsigned i = 0; i < kPairs; ++i) ref_play_pair(run);
 }

@@ -182,14 +182,22 @@ void check_broken_calls(const Session* session, CallKind kind, const BrokenCall*
 // running.c: the odd rank and every rank that hears from it in `kind` get an error. The error names a rank whose call
 // differs from this one's (for the odd rank: any rank), unless another rank's failure arrives first.
 void check_all_notice(Session* session, CallKind kind, const char* id, const char* values);
-// A call that the odd rank makes otherwise than the others.
+// A call that some ranks make otherwise than the others.
 typedef struct {
     ncclEpAlgorithm_t algorithm;
     CallKind kind, odd_kind;
-    void (*change)(CallTensors* tensors);  // on the odd rank; or NULL
+    void (*change)(CallTensors* tensors);  // on these ranks; or NULL
     const char* id;
     const char *usual, *odd;  // what texts say of a rank's call; or NULL
+    enum { kAllWhole, kOddStaged, kOddWhole } staging;
+    // These ranks' handle: that of the others, the older one of two, or one that they alone have made.
+    enum { kSameHandle, kOlderHandle, kOwnHandle } handle;
+    unsigned fewer_ids;  // of a token, in the last case
 } OtherCall;
+enum { kNumOtherLlCalls = 9, kNumOtherHtCalls = 8 };
+extern const OtherCall kOtherLlCalls[kNumOtherLlCalls], kOtherHtCalls[kNumOtherHtCalls];
+// The result of this rank's part. Where it fails before, as it could not make its handle, it makes no call.
+ncclResult_t make_one_of(Session* session, const OtherCall* call, bool is_odd);
 void check_other_call(const EpEnv* env, const OtherCall* call);
 // stderr.c: what this program does when it is started again.
 int refuse_once(void);

@@ -17,81 +17,17 @@ static bool is_other(const EpEnv* env, Others who) {
     return who == kOneRank ? is_odd(env) : distance == 0;
 }
 
-// What is different.
-typedef enum {
-    kNothing,      // no call at all
-    kOperation,    // a combine instead of a dispatch
-    kRowBytes,     // a row of another length
-    kTypeOfRows,   // another type of the same size, in a dispatch
-    kTypeOfSums,   // and in a combine
-    kIsStaged,     // a staged dispatch instead of a whole one
-    kIsWhole,      // and the other way round
-    kStagesSums,   // as kIsStaged, a combine
-    kOtherHandle,  // the older of two handles with the same ids
-    kNewHandle,    // a handle that others have not made
-    kOtherTopK,    // fewer ids per token
-    kUnscaled,     // rows without scales, so shorter ones
-    kNumDifferences
-} Difference;
-
-static const char* const kNames[kNumDifferences] = {
-    "nothing",    "operation",      "row bytes",    "data type",  "data type of a combine", "staged",
-    "not staged", "staged combine", "other handle", "new handle", "ids per token",          "scales"};
-
-static void call_changed(const Session* session, CallKind kind, void (*change)(CallTensors* tensors), bool other) {
-    CallTensors tensors;
-    valid_tensors(session, kind, &tensors);
-    if (other) change(&tensors);
-    (void)make_call(session, kind, &tensors, 0);
-}
-
-static void call_staged(const Session* session, CallKind kind, bool is_staged) {
-    (void)make_valid_call(session, kind, is_staged);
-    if (is_staged) (void)ncclEpComplete(session->handle, NULL, session->env->stream);
-}
-
-static void call_on_another_handle(const Session* session, Difference difference, bool other) {
-    const EpEnv* env = session->env;
-    Session using = *session;
-    const bool makes = difference == kOtherHandle || other;
-    if (makes) {
-        const unsigned top_k = difference == kOtherTopK ? kTopK - 1 : kTopK;
-        const ncclResult_t result =
-            ep_handle_create(&using.handle, session->group, session->ids, kTokens, top_k, env->stream);
-        if (session->algorithm == NCCL_EP_ALGO_HIGH_THROUGHPUT && difference == kNewHandle) {
-            // All ranks make one together.
-            EP_CHECK(result != ncclSuccess && result != ncclInternalError);
-            EP_CHECK_STR_CONTAINS(ep_last_error(), "rank ");
-            return;
-        }
-        EP_CHECK_NCCL(result);
+// What this rank does of `call`; NULL: the others make none. Calls may be refused already.
+static void make_part(Session* session, const OtherCall* call, bool other) {
+    if (call == NULL) {
+        if (!other) (void)make_valid_call(session, kDispatch, 0);
+        return;
     }
-    // The difference comes when all have their handles: where it comes before, making one fails, too.
-    if (difference == kOtherHandle) ep_barrier();
-    const ncclEpHandle_t made = using.handle;
-    if (difference == kOtherHandle && other) using.handle = session->handle;
-    (void)make_valid_call(&using, kDispatch, 0);
-    if (makes) EP_CHECK_NCCL(ncclEpHandleDestroy(made));
-}
-
-// What this rank does. Calls may be refused already.
-static void call(const Session* session, Difference difference, bool other) {
-    const bool is_combine = difference == kTypeOfSums || difference == kStagesSums;
-    const CallKind kind = is_combine ? kCombine : kDispatch;
-    switch (difference) {
-        case kNothing:
-            if (!other) (void)make_valid_call(session, kDispatch, 0);
-            return;
-        case kOperation: (void)make_valid_call(session, other ? kCombine : kDispatch, 0); return;
-        case kRowBytes: call_changed(session, kind, shorten_rows, other); return;
-        case kTypeOfRows:
-        case kTypeOfSums: call_changed(session, kind, make_float16, other); return;
-        case kIsStaged:
-        case kIsWhole:
-        case kStagesSums: call_staged(session, kind, other == (difference != kIsWhole)); return;
-        case kUnscaled: call_changed(session, kForward, remove_scales, other); return;
-        default: call_on_another_handle(session, difference, other);
-    }
+    const ncclResult_t result = make_one_of(session, call, other);
+    if (!other || call->handle != kOwnHandle || session->algorithm == NCCL_EP_ALGO_LOW_LATENCY) return;
+    // All ranks make a handle of high throughput together.
+    EP_CHECK(result != ncclSuccess && result != ncclInternalError);
+    EP_CHECK_STR_CONTAINS(ep_last_error(), "rank ");
 }
 
 static void expect_failure(const Session* session, double limit) {
@@ -104,7 +40,7 @@ static void expect_failure(const Session* session, double limit) {
     EP_CHECK_STR_CONTAINS(ep_last_error(), "the group has failed");
 }
 
-static void differ(const EpEnv* env, ncclEpAlgorithm_t algorithm, Difference difference, Others who) {
+static void differ(const EpEnv* env, ncclEpAlgorithm_t algorithm, const OtherCall* call, Others who) {
     const uint64_t failed = ep_failed();
     const bool other = is_other(env, who);
     // So that the time begins for all together.
@@ -112,38 +48,44 @@ static void differ(const EpEnv* env, ncclEpAlgorithm_t algorithm, Difference dif
     Session session = open_timed_session(env, algorithm, kTimeoutMs);
     check_works(&session);
     ep_barrier();
-    call(&session, difference, other);
+    make_part(&session, call, other);
     // Who calls nothing waits for nothing.
-    if (!other || difference != kNothing) expect_failure(&session, 0.001 * kTimeoutMs + 1.0);
+    if (!other || call != NULL) expect_failure(&session, 0.001 * kTimeoutMs + 1.0);
     // On the stand-ins, messages of different sizes leave an error on the stream.
-    if (ep_on_hostsim() && difference != kNothing) (void)cudaStreamSynchronize(env->stream);
+    if (ep_on_hostsim() && call != NULL) (void)cudaStreamSynchronize(env->stream);
     ep_barrier();
     recover_and_close(&session);
     if (ep_failed() != failed) {
         fprintf(stderr, "rank %d: above, %s differs: %s\n", env->rank, who == kOneRank ? "one rank" : "a node",
-                kNames[difference]);
+                call != NULL ? call->id : "no call");
+    }
+}
+
+// Those of one node, and such as have no text of their own there.
+static void all_differ(const EpEnv* env, ncclEpAlgorithm_t algorithm, const OtherCall* calls, size_t num_calls) {
+    const bool ht = algorithm == NCCL_EP_ALGO_HIGH_THROUGHPUT;
+    const OtherCall operation = {algorithm, kDispatch, kCombine, .id = "another operation"};
+    const OtherCall handle = {algorithm, kDispatch, kDispatch, .id = "another handle", .handle = kOlderHandle};
+    const OtherCall more[] = {
+        {algorithm, kForward, kForward, remove_scales, "rows without scales"},
+        {algorithm, kDispatch, kDispatch, .id = "a handle that others have not made", .handle = kOwnHandle},
+        ht ? operation : handle};
+    for (Others who = kOneRank; who < kNumOthers; ++who) {
+        differ(env, algorithm, NULL, who);
+        for (size_t i = 0; i < num_calls; ++i) differ(env, algorithm, &calls[i], who);
+        for (size_t i = 0; i < COUNT(more); ++i) {
+            // On the CPU backend it does not matter which of two like handles a rank of low latency uses.
+            if (ht || more[i].handle == kSameHandle || !ep_on_host_backend()) differ(env, algorithm, &more[i], who);
+        }
     }
 }
 
 EP_TEST(ll_different_calls_over_nodes) {
-    if (ep_num_nodes() == 1) return;
-    for (unsigned difference = 0; difference < kNumDifferences; ++difference) {
-        // On the CPU backend it does not matter which of two like handles a rank uses.
-        const bool is_like = difference == kOtherHandle || difference == kNewHandle;
-        if (is_like && ep_on_host_backend()) continue;
-        for (unsigned who = 0; who < kNumOthers; ++who) differ(env, NCCL_EP_ALGO_LOW_LATENCY, difference, who);
-    }
+    if (ep_num_nodes() > 1) all_differ(env, NCCL_EP_ALGO_LOW_LATENCY, kOtherLlCalls, kNumOtherLlCalls);
 }
 
 EP_TEST_HT(ht_different_calls_over_nodes) {
-    if (ep_num_nodes() == 1) return;
-    const Difference differences[] = {kNothing,    kOperation,   kRowBytes,  kTypeOfRows,
-                                      kTypeOfSums, kOtherHandle, kNewHandle, kUnscaled};
-    for (size_t i = 0; i < COUNT(differences); ++i) {
-        for (unsigned who = 0; who < kNumOthers; ++who) {
-            differ(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, differences[i], who);
-        }
-    }
+    if (ep_num_nodes() > 1) all_differ(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, kOtherHtCalls, kNumOtherHtCalls);
 }
 
 // A rank finds no memory for its part of a handle, before the others count on it: all refuse the handle, and the group
@@ -210,7 +152,10 @@ static void hold_up_a_new_handle(const EpEnv* env, bool alone) {
     Session session = open_timed_session(env, NCCL_EP_ALGO_LOW_LATENCY, kTimeoutMs);
     // Four operations: both phases of a staged one are one.
     check_works(&session);
-    for (unsigned i = 0; i < 2; ++i) call_staged(&session, kDispatch, true);
+    for (unsigned i = 0; i < 2; ++i) {
+        EP_CHECK_NCCL(make_valid_call(&session, kDispatch, 1));
+        EP_CHECK_NCCL(ncclEpComplete(session.handle, NULL, env->stream));
+    }
     ep_sync(env);
     Session late = session;
     const bool is_held = !alone || is_odd(env);

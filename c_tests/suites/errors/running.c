@@ -186,14 +186,43 @@ void check_all_notice(Session* session, CallKind kind, const char* id, const cha
     recover_and_close(session);
 }
 
+// Gives the session the handle that this rank uses; returns the other one, if there are two.
+static ncclResult_t take_handle(Session* session, const OtherCall* call, bool is_odd, ncclEpHandle_t* other) {
+    *other = NULL;
+    if (call->handle == kSameHandle || (call->handle == kOwnHandle && !is_odd)) return ncclSuccess;
+    ncclEpHandle_t made = NULL;
+    const ncclResult_t result = ep_handle_create(&made, session->group, session->ids, kTokens,
+                                                 kTopK - call->fewer_ids, session->env->stream);
+    if (result != ncclSuccess) return result;
+    const bool is_older = call->handle == kOlderHandle && is_odd;
+    *other = is_older ? made : session->handle;
+    if (!is_older) session->handle = made;
+    return ncclSuccess;
+}
+
+ncclResult_t make_one_of(Session* session, const OtherCall* call, bool is_odd) {
+    ncclEpHandle_t other;
+    const ncclResult_t taken = take_handle(session, call, is_odd, &other);
+    if (taken != ncclSuccess) return taken;
+    // The difference comes when all have their handles: where it comes before, making one fails, too.
+    if (call->handle == kOlderHandle) ep_barrier();
+    const CallKind kind = is_odd ? call->odd_kind : call->kind;
+    const bool is_staged = call->staging == (is_odd ? kOddStaged : kOddWhole);
+    CallTensors tensors;
+    valid_tensors(session, kind, &tensors);
+    if (is_odd && call->change != NULL) call->change(&tensors);
+    const ncclResult_t result = make_call(session, kind, &tensors, is_staged);
+    // Which may be refused or fail, as the difference is known by then.
+    if (is_staged) (void)ncclEpComplete(session->handle, NULL, session->env->stream);
+    if (other != NULL) EP_CHECK_NCCL(ncclEpHandleDestroy(other));
+    return result;
+}
+
 void check_other_call(const EpEnv* env, const OtherCall* call) {
     Session session = open_session(env, call->algorithm);
     check_works(&session);
-    CallTensors tensors;
-    valid_tensors(&session, is_odd(env) ? call->odd_kind : call->kind, &tensors);
-    if (is_odd(env) && call->change != NULL) call->change(&tensors);
     ep_barrier();
-    EP_CHECK_NCCL(make_call(&session, is_odd(env) ? call->odd_kind : call->kind, &tensors, 0));
+    EP_CHECK_NCCL(make_one_of(&session, call, is_odd(env)));
     char values[128] = "";
     if (call->usual != NULL) {
         snprintf(values, sizeof(values), "got %s, expected %s", is_odd(env) ? call->odd : call->usual,
@@ -224,14 +253,22 @@ void make_float16(CallTensors* tensors) {
 #define OTHER_TYPE(mode, kind) \
     {mode, kind, kind, make_float16, "running-data-type", "bfloat16", "float16"}
 
-static const OtherCall kLlCalls[] = {
+#define OTHER_STAGING(kind, staging) \
+    {LL, kind, kind, NULL, "running-ll-send-only", NULL, NULL, staging}
+
+const OtherCall kOtherLlCalls[kNumOtherLlCalls] = {
     {LL, kDispatch, kCombine, NULL, "running-operation", "ncclEpDispatch (low latency)", "ncclEpCombine (low latency)"},
     OTHER_ROWS(LL),
     OTHER_TYPE(LL, kDispatch),
     OTHER_TYPE(LL, kCombine),
+    {LL, kDispatch, kDispatch, NULL, "running-ll-columns", "2", "1", .handle = kOwnHandle, .fewer_ids = 1},
+    OTHER_STAGING(kDispatch, kOddStaged),
+    OTHER_STAGING(kDispatch, kOddWhole),
+    OTHER_STAGING(kCombine, kOddStaged),
+    OTHER_STAGING(kCombine, kOddWhole),
 };
 
-static const OtherCall kHtCalls[] = {
+const OtherCall kOtherHtCalls[kNumOtherHtCalls] = {
     OTHER_ROWS(HT),
     OTHER_TYPE(HT, kDispatch),
     OTHER_TYPE(HT, kTokensOnly),
@@ -239,59 +276,17 @@ static const OtherCall kHtCalls[] = {
     OTHER_TYPE(HT, kBackward),
     {HT, kDispatch, kTokensOnly, NULL, "running-ht-forward", NULL, NULL},
     {HT, kBackward, kCombine, NULL, "running-ht-columns", "2", "0"},
+    {HT, kDispatch, kDispatch, NULL, "running-ht-other-handle", NULL, NULL, .handle = kOlderHandle},
 };
-
-static void other_top_k(const EpEnv* env) {
-    Session session = open_session(env, NCCL_EP_ALGO_LOW_LATENCY);
-    if (is_odd(env)) {
-        EP_CHECK_NCCL(ncclEpHandleDestroy(session.handle));
-        EP_CHECK_NCCL(ep_handle_create(&session.handle, session.group, session.ids, kTokens, kTopK - 1, env->stream));
-    }
-    EP_CHECK_NCCL(make_valid_call(&session, kDispatch, 0));
-    check_all_notice(&session, kDispatch, "running-ll-columns",
-                     is_odd(env) ? "got 1, expected 2" : "got 2, expected 1");
-}
-
-// Each rank has two handles of the same ids, and one rank uses the other handle.
-static void other_handle(const EpEnv* env) {
-    Session session = open_session(env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
-    const ncclEpHandle_t first = session.handle;
-    EP_REQUIRE_NCCL(open_handle(&session));
-    const ncclEpHandle_t second = session.handle;
-    if (is_odd(env)) session.handle = first;
-    ep_barrier();
-    EP_CHECK_NCCL(make_valid_call(&session, kDispatch, 0));
-    session.handle = second;
-    check_all_notice(&session, kDispatch, "running-ht-other-handle", "");
-    EP_CHECK_NCCL(ncclEpHandleDestroy(first));
-}
-
-// Either the odd rank alone stages its operation, or all but that rank do. A rank that stages may
-// learn of the difference when it completes the call, which is then refused or fails.
-static void staged_on_some_ranks(const EpEnv* env, CallKind kind, bool odd_stages) {
-    const bool stages = is_odd(env) == odd_stages;
-    Session session = open_session(env, NCCL_EP_ALGO_LOW_LATENCY);
-    check_works(&session);
-    ep_barrier();
-    EP_CHECK_NCCL(make_valid_call(&session, kind, stages));
-    if (stages) (void)ncclEpComplete(session.handle, NULL, env->stream);
-    check_all_notice(&session, kind, "running-ll-send-only", "");
-}
 
 EP_TEST(ll_different_calls_on_one_rank) {
     if (!enough_ranks(env, 2, "running-operation, -row-bytes, -data-type, -ll-*")) return;
     if (ep_num_nodes() > 1) return;  // nodes.c
-    for (size_t i = 0; i < COUNT(kLlCalls); ++i) check_other_call(env, &kLlCalls[i]);
-    other_top_k(env);
-    for (int odd_stages = 0; odd_stages < 2; ++odd_stages) {
-        staged_on_some_ranks(env, kDispatch, odd_stages);
-        staged_on_some_ranks(env, kCombine, odd_stages);
-    }
+    for (size_t i = 0; i < kNumOtherLlCalls; ++i) check_other_call(env, &kOtherLlCalls[i]);
 }
 
 EP_TEST_HT(ht_different_calls_on_one_rank) {
     if (ep_num_nodes() > 1) return;  // nodes.c
     if (!enough_ranks(env, 2, "running-row-bytes, running-data-type, running-ht-*")) return;
-    for (size_t i = 0; i < COUNT(kHtCalls); ++i) check_other_call(env, &kHtCalls[i]);
-    other_handle(env);
+    for (size_t i = 0; i < kNumOtherHtCalls; ++i) check_other_call(env, &kOtherHtCalls[i]);
 }

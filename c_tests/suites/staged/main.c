@@ -141,25 +141,6 @@ STAGED_TEST(overlapping_micro_batches) {
     complete_dispatch(a, env->stream);
 }
 
-// Two staged operations stay pending while other handles run many blocking ones.
-STAGED_TEST(blocking_operations_meanwhile) {
-    enum { kPairs = 20 };
-    RefRun* runs = setup->runs;
-    for (unsigned i = 0; i < 3; ++i) {
-        const bool combine_pending = i == 1;
-        if (combine_pending) ref_dispatch(&runs[0]);
-        send_dispatch(&runs[1]);
-        combine_pending ? send_combine(&runs[0]) : send_dispatch(&runs[0]);
-        for (unsigned pair = 0; pair < kPairs; ++pair) {
-            RefRun* run = &runs[2 + pair % 2];
-            ref_pair(run);
-        }
-        complete_dispatch(&runs[1], env->stream);
-        for (unsigned pair = 0; pair < kPairs; ++pair) ref_dispatch(&runs[1 + pair % 3]);
-        combine_pending ? complete_combine(&runs[0], env->stream) : complete_dispatch(&runs[0], env->stream);
-    }
-}
-
 STAGED_TEST(inputs_overwritten_after_sending) {
     RefRun* run = &setup->runs[0];
     for (unsigned i = 0; i < 4; ++i) {

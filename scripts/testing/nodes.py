@@ -65,7 +65,7 @@ _SIMT = (("01", "", "test_ll -few_where -views_beside -views_of_a_captured -view
          ("00001111", "", "test_stress --ops 40"),
          ("01", "", "test_errors scales_that_differ ll_handle_refused"), ("01", "", "test_formats all_bfloat16"),
          ("0123", "", "test_staged in_flight"), ("00001111", "", "test_formats casts_on"),
-         ("0110", "400", "test_graph two_handles two_captures"), ("001", "", "example_cuda_graph"),
+         ("0110", "400", "test_graph two_handles two_open"), ("001", "", "example_cuda_graph"),
          ("012", "", "test_graph ht_"), ("0101", "300", "test_random --configs 10 --seed 44 --graphs"),
          *(("01", "500", f"ep_bench -a {mode} --experts 16 --tokens 6 --hidden 256 --warmup 0 --iters 1"
             " --validate --use-cuda-graph") for mode in ("ll", "ht")),

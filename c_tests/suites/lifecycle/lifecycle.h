@@ -1,8 +1,8 @@
-// test_lifecycle: what may be destroyed when, and who frees it: groups, handles, tensors and communicators in the orders
-// that programs use, with their own allocation functions, on several communicators, streams and threads. Its parts share
-// a trip, which is a group with a handle and the tensors of a round trip, all made by the library. Functions of a trip
-// count no checks, so threads may use them: they return what can fail in a test, and any other failure ends all
-// processes.
+// test_lifecycle: what may be destroyed when, and who frees it: groups, handles, tensors and communicators in the
+// orders that programs use, with their own allocation functions, on several communicators, streams and threads. Its
+// parts share a trip, which is a group with a handle and the tensors of a round trip, all made by the library.
+// Functions of a trip count no checks, so threads may use them: they return what can fail in a test, and any other
+// failure ends all processes.
 #pragma once
 
 #include "harness/harness.h"

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use ncclep_hostsim::cuda::capture::*;
-use ncclep_hostsim::cuda::copy::{cudaMemcpyAsync, cudaMemsetAsync};
+use ncclep_hostsim::cuda::copy::cudaMemsetAsync;
 use ncclep_hostsim::cuda::event::*;
 use ncclep_hostsim::cuda::stream::*;
 
@@ -36,34 +36,6 @@ fn replays() {
         a_graph_owns_what_it_is_given();
         rules_of_captures();
         the_end_of_a_communicator(Rank::from_environment());
-    });
-}
-
-/// A ring of messages in a graph, with other messages between the replays.
-#[test]
-fn messages_in_graphs() {
-    run(2, &[], |me| {
-        ncclEpHostsimAllowGraphs();
-        let peer = 1 - me.rank;
-        let (sent, received, kept) = (Buffer::new(256), Buffer::new(256), Buffer::new(256));
-        begin(&me.stream, THREAD_LOCAL);
-        ring(&me, &sent, &received, peer);
-        // SAFETY: the buffers have the bytes.
-        let copied = unsafe { cudaMemcpyAsync(kept.address, received.address, 256, DEVICE_TO_DEVICE, me.stream.0) };
-        assert_eq!(copied, SUCCESS);
-        let graph = executable(&me.stream);
-        for value in 1..20 {
-            let fill = |rank: usize| value + 100 * rank as i32;
-            assert_eq!(cudaMemsetAsync(sent.address, fill(me.rank), 256, me.stream.0), SUCCESS);
-            if value % 3 == 0 {
-                ring(&me, &sent, &received, peer);
-            }
-            assert_eq!(cudaGraphLaunch(graph, me.stream.0), SUCCESS);
-            assert_eq!(me.stream.synchronize(), SUCCESS);
-            assert_eq!(kept.bytes(), vec![fill(peer) as u8; 256]);
-        }
-        assert_eq!(cudaGraphExecDestroy(graph), SUCCESS);
-        me.end();
     });
 }
 
@@ -315,11 +287,4 @@ fn the_end_of_a_communicator(me: Rank) {
     me.end();
     exchange(before);
     assert_eq!(end(&captured).0, INVALIDATED);
-}
-
-fn ring(me: &Rank, sent: &Buffer, received: &Buffer, peer: usize) {
-    assert_eq!(ncclep_hostsim::nccl::api::ncclGroupStart(), SUCCESS);
-    me.send(sent, 256, peer);
-    me.receive(received, 256, peer);
-    assert_eq!(ncclep_hostsim::nccl::api::ncclGroupEnd(), SUCCESS);
 }

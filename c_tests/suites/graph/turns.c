@@ -1,5 +1,4 @@
-// Captures and operations of one group that alternate: only the library orders the operations of
-// each graph, whatever comes between them.
+// Staged operations of one group, captured and not, which take turns in its two slots.
 #include "suites/graph/pairs.h"
 
 enum { kReplays = 3 };

@@ -73,6 +73,29 @@ def test_kernels_do_what_torch_does(device, dtype, hidden):
     assert torch.equal(rows.spread(wider, expansion), rows.spread_by_torch(wider, expansion))
 
 
+def test_gradients_of_gradients(ids, device):
+    """By reverse mode, forward mode and a batch, against indexing by torch."""
+    expansion = expand.by_expert(ids, 7, EXPERTS)
+    matrix = torch.randn((HIDDEN, HIDDEN), device=device)
+    tokens, along = torch.randn((2, len(ids), HIDDEN), device=device)
+
+    def ours(tokens):
+        return expand.reduce((expand.expand(tokens, expansion) @ matrix).tanh(), expansion)
+
+    def plain(tokens):
+        rows = (tokens[expansion.source] @ matrix).tanh()
+        return torch.zeros_like(tokens).index_add(0, expansion.source, rows)
+
+    def same(make):
+        for have, want in zip(make(ours), make(plain), strict=True):
+            torch.testing.assert_close(have, want, rtol=1e-4, atol=1e-4)
+
+    same(lambda layer: torch.autograd.functional.hvp(lambda tokens: layer(tokens).square().sum(), tokens, along))
+    same(lambda layer: torch.func.jvp(layer, (tokens,), (along,)))
+    same(lambda layer: torch.func.vmap(layer)(torch.stack([tokens, along])))
+    same(lambda layer: torch.func.jvp(torch.func.grad(lambda tokens: layer(tokens).sum()), (tokens,), (along,)))
+
+
 def test_no_rows(device):
     ids = torch.full((2, 4), -1, device=device)
     expansion = expand.by_expert(ids, 0, EXPERTS)

@@ -10,9 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
-from nccl_ep.gradients import apply
+from nccl_ep.gradients import apply, needs_gradient
 from nccl_ep.results import DispatchResult
 from nccl_ep.layers.layout import Expansion
 from nccl_ep.layers.rows import add_up, spread
@@ -60,6 +59,8 @@ def _check_positions(rows: torch.Tensor, experts: torch.Tensor) -> None:
 
 def expand(tokens: torch.Tensor, expansion: Expansion) -> torch.Tensor:
     """A row for each pair: [n, H] to [P, H]. Differentiable."""
+    if not needs_gradient(tokens, None):
+        return spread(tokens, expansion)
     rows: torch.Tensor = apply(_Expand, tokens, expansion)
     return rows
 
@@ -91,29 +92,45 @@ def weight_of_row(topk_weights: torch.Tensor, expansion: Expansion,
 
 def reduce(rows: torch.Tensor, expansion: Expansion) -> torch.Tensor:
     """Each token's sum of rows, in fp32, rounded once: [P, H] to [n, H]. Differentiable."""
+    if not needs_gradient(rows, None):
+        return add_up(rows, expansion)
     sums: torch.Tensor = apply(_Reduce, rows, expansion)
     return sums
 
 
-class _Expand(torch.autograd.Function):
+class _Linear(torch.autograd.Function):
+    """`_Expand` or `_Reduce`: each is the other's gradient, so there are gradients of any order."""
+
     @staticmethod
-    def forward(ctx: Any, tokens: torch.Tensor, expansion: Expansion) -> torch.Tensor:
-        ctx.expansion = expansion
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.expansion = inputs[1]
+
+    @classmethod
+    def jvp(cls, ctx: Any, *tangents: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = apply(cls, tangents[0], ctx.expansion)
+        return result
+
+    @classmethod
+    def vmap(cls, info: Any, in_dims: tuple[Any, ...], batch: torch.Tensor,
+             expansion: Expansion) -> tuple[torch.Tensor, int]:
+        return torch.stack([apply(cls, each, expansion) for each in batch.unbind(in_dims[0])]), 0
+
+
+class _Expand(_Linear):
+    @staticmethod
+    def forward(tokens: torch.Tensor, expansion: Expansion) -> torch.Tensor:
         return spread(tokens, expansion)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
-        return add_up(grads[0], ctx.expansion), None
+        return reduce(grads[0], ctx.expansion), None
 
 
-class _Reduce(torch.autograd.Function):
+class _Reduce(_Linear):
     @staticmethod
-    def forward(ctx: Any, rows: torch.Tensor, expansion: Expansion) -> torch.Tensor:
-        ctx.expansion = expansion
+    def forward(rows: torch.Tensor, expansion: Expansion) -> torch.Tensor:
         return add_up(rows, expansion)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
-        return spread(grads[0], ctx.expansion), None
+        return expand(grads[0], ctx.expansion), None

@@ -299,6 +299,14 @@ def _is_capturing(stream: Any) -> bool:
         return torch.cuda.is_current_stream_capturing()
 
 
+def kept(tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor` for a use on the current stream, which need not be that which it was made on: its memory stays until the
+    use has run."""
+    if tensor.is_cuda:
+        tensor.record_stream(current_stream(tensor.device.index))
+    return tensor
+
+
 class HostCopy:
     """Host memory to which tensors of one shape are copied asynchronously, one at a time.
 

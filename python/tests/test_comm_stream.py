@@ -1,6 +1,7 @@
 """The order of a Buffer's operations on two streams, by streams and events that only say who waits for whom."""
 
 import contextlib
+import types
 
 import torch
 
@@ -82,6 +83,14 @@ def test_operations_follow_each_other(monkeypatch):
         assert ran(comm) == ([comm.stream], False)
         assert ran(comm) == ([comm.stream], False)
         assert ran(comm, asynchronous=True) == ([current] * 4, True)
+
+
+def test_memory_is_kept(monkeypatch):
+    """For the stream that is current on the tensor's GPU."""
+    current, _ = comm_stream(monkeypatch)
+    noted = []
+    tensor = types.SimpleNamespace(is_cuda=True, device=torch.device("cuda", 1), record_stream=noted.append)
+    assert runtime.kept(tensor) is tensor and noted == [current]
 
 
 def test_those_of_other_buffers_follow_too(monkeypatch):

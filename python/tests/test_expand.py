@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from nccl_ep.layers import expand, rows
+from nccl_ep import runtime
+from nccl_ep.layers import expand, layout, rows
 from nccl_ep.routing import pairs_of_ids, stable_sort
 from problems import without_waiting
 
@@ -94,6 +95,20 @@ def test_gradients_of_gradients(ids, device):
     same(lambda layer: torch.func.jvp(layer, (tokens,), (along,)))
     same(lambda layer: torch.func.vmap(layer)(torch.stack([tokens, along])))
     same(lambda layer: torch.func.jvp(torch.func.grad(lambda tokens: layer(tokens).sum()), (tokens,), (along,)))
+
+
+def test_memory_is_kept_for_the_stream_that_uses_it(ids, device, monkeypatch):
+    """Of a layout, which a dispatch has made on a stream of its own, by all that combines and backwards read."""
+    noted = set()
+    for module in (layout, rows):
+        monkeypatch.setattr(module, "kept", lambda each: noted.add(each.data_ptr()) or runtime.kept(each))
+    expansion = expand.by_expert(ids, 7, EXPERTS)
+    tokens = torch.ones((len(ids), HIDDEN), device=device, requires_grad=True)
+    expand.reduce(expand.expand(tokens, expansion), expansion).sum().backward()
+    used = [expansion.slots, *vars(expansion).get("bags", ())]
+    if "source" in vars(expansion):
+        used += expansion.source, expansion.pair
+    assert noted == {each.data_ptr() for each in used}
 
 
 def test_no_rows(device):

@@ -12,6 +12,7 @@ import torch
 from nccl_ep.arguments import LARGEST, integer, require_dtype
 from nccl_ep.group import ROW_TYPES
 from nccl_ep.handle import EpHandle
+from nccl_ep.runtime import kept
 
 if TYPE_CHECKING:
     from nccl_ep.layers.latency import Exchange
@@ -70,7 +71,8 @@ def check_experts(name: str, experts: int, world_size: int) -> None:
 
 @dataclasses.dataclass
 class Expansion:
-    """Between received tokens and rows by expert, on the rank of the experts.
+    """Between received tokens and rows by expert, on the rank of the experts. Made on the stream of a dispatch; others
+    than that take each tensor by `kept`.
 
     pair int64 [P]: each row's place in the C first columns of [n, K], flat. slots int32 [n, C]: the
     row of each place, -1 where there is none.
@@ -87,14 +89,14 @@ class Expansion:
     @functools.cached_property
     def source(self) -> torch.Tensor:
         """int64 [P]: the received token of each row."""
-        return self.pair // max(self.slots.shape[1], 1)
+        return kept(self.pair) // max(self.slots.shape[1], 1)
 
     @functools.cached_property
     def bags(self) -> tuple[torch.Tensor, torch.Tensor]:
         """int64 [P]: all rows, grouped by token; int64 [n + 1]: where each group begins."""
-        ends = (self.slots >= 0).sum(dim=1).cumsum(dim=0)
+        ends = (kept(self.slots) >= 0).sum(dim=1).cumsum(dim=0)
         offsets = torch.cat([ends.new_zeros(1), ends])
-        among_tokens = offsets[self.source] + self.pair % max(self.slots.shape[1], 1)
+        among_tokens = offsets[kept(self.source)] + kept(self.pair) % max(self.slots.shape[1], 1)
         number = torch.arange(self.num_rows, device=self.pair.device)
         return torch.empty_like(number).scatter_(0, among_tokens, number), offsets
 

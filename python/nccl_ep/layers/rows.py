@@ -10,6 +10,7 @@ from types import ModuleType
 import torch
 
 from nccl_ep.layers.layout import Expansion
+from nccl_ep.runtime import kept
 from nccl_ep.triton_kernels import working
 
 _TYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -20,7 +21,7 @@ def spread(tokens: torch.Tensor, expansion: Expansion) -> torch.Tensor:
     kernels = _kernels_for(tokens)
     if kernels is None or not expansion.num_rows:
         return spread_by_torch(tokens, expansion)
-    rows: torch.Tensor = kernels.spread(tokens, expansion.slots, expansion.num_rows)
+    rows: torch.Tensor = kernels.spread(tokens, kept(expansion.slots), expansion.num_rows)
     return rows
 
 
@@ -29,18 +30,18 @@ def add_up(rows: torch.Tensor, expansion: Expansion) -> torch.Tensor:
     kernels = _kernels_for(rows)
     if kernels is None or not expansion.num_rows:
         return add_up_by_torch(rows, expansion)
-    sums: torch.Tensor = kernels.add_up(rows, expansion.slots)
+    sums: torch.Tensor = kernels.add_up(rows, kept(expansion.slots))
     return sums
 
 
 def spread_by_torch(tokens: torch.Tensor, expansion: Expansion) -> torch.Tensor:
     """`spread` for all types and devices. Reads a token once per row."""
-    return tokens.index_select(0, expansion.source)
+    return tokens.index_select(0, kept(expansion.source))
 
 
 def add_up_by_torch(rows: torch.Tensor, expansion: Expansion) -> torch.Tensor:
     """`add_up` for all types and devices."""
-    order, offsets = expansion.bags
+    order, offsets = map(kept, expansion.bags)
     if rows.shape[0] == 0:
         return rows.new_zeros((offsets.numel() - 1, rows.shape[1]))
     # A GPU adds 16-bit rows in fp32. The CPU adds in fp32 only if the rows are fp32; for others it

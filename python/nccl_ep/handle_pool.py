@@ -9,6 +9,7 @@ ids there, to which those of a dispatch are copied, padded with -1. In traced co
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import os
@@ -16,7 +17,7 @@ import pathlib
 import socket
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import torch
@@ -157,6 +158,20 @@ class Slot:
         if not self._is_held:
             self._place.free.remove(self._place)
             self._is_held = True
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Holds it for a combine, and gives it back if that fails before anything is enqueued. On one node a handle
+        that was held before stays so for another try, and goes back with the slot; over nodes ranks drop slots at
+        different times, but fail alike."""
+        was_held = self._is_held
+        self.hold()
+        try:
+            yield
+        except BaseException:
+            if not (was_held and self._pool.is_one_node or self._place.handle.staged_outputs):
+                self.release()
+            raise
 
     def release(self) -> None:
         """Its combine is enqueued, or nothing: others may take it."""

@@ -144,6 +144,45 @@ def test_on_another_stream(buffer, problem, device):
     assert torch.equal(sums, want)
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_hooks_outside_of_inference_mode(buffer, problem, device, overlap):
+    """Of calls inside; statistics, too."""
+    stats = torch.zeros(problem.num_experts // problem.size, dtype=torch.int32, device=device)
+    with torch.inference_mode():
+        of_inference = stats.clone()
+    for counted in (stats, of_inference):
+        with torch.inference_mode():
+            rows, counts, handle, _, hook = buffer.low_latency_dispatch(
+                problem.tokens, problem.topk_idx, _MOST, problem.num_experts, use_fp8=False, return_recv_hook=True,
+                cumulative_local_expert_recv_stats=counted)
+        hook()
+        with torch.inference_mode():
+            sums, _, hook = buffer.low_latency_combine(rows, problem.topk_idx, problem.weights, handle,
+                                                       return_recv_hook=True, overlap=overlap)
+        hook()
+        assert torch.equal(counted, counts)
+        torch.testing.assert_close(sums.float(), problem.tokens.float() * problem.factors, rtol=0.05, atol=0.05)
+
+
+def test_a_combine_that_fails(buffer, problem, nodes, monkeypatch):
+    """It gives its handle back. On one node one that was not combined before waits for another try."""
+    rows, _, handle = sent(buffer, problem)
+    one_node = len(set(nodes)) == 1
+
+    def fails():
+        with monkeypatch.context() as patch:
+            patch.setattr(type(handle.handle), "combine", None)
+            with pytest.raises(TypeError):
+                buffer.low_latency_combine(rows, problem.topk_idx, problem.weights, handle)
+
+    fails()
+    assert handle._is_held == one_node
+    buffer.low_latency_combine(rows, problem.topk_idx, problem.weights, handle)
+    assert not handle._is_held
+    fails()
+    assert not handle._is_held
+
+
 def test_without_overlap(buffer, problem):
     """The keywords alone change nothing; rows that come late need a hook."""
     rows, _, handle = sent(buffer, problem)

@@ -141,6 +141,19 @@ def test_operations_follow_each_other(layer, world, device, monkeypatch):
     assert calls == ["follows", "ids", "ends", "follows", "ends"]
 
 
+def test_memory_is_kept_for_the_stream_that_uses_it(layered, world, monkeypatch):
+    """Weights, and the ids beside them, are of the dispatch's stream."""
+    problem, ep = layered(latency_tokens=9 + 2 * world[1])
+    noted = []
+    monkeypatch.setattr(latency, "kept", lambda each: noted.append(each) or each)
+    rows, _, layout = ep.dispatch(problem.tokens, problem.topk_idx, problem.weights)
+    assert not noted
+    ep.combine(rows, layout)
+    assert [each.data_ptr() for each in noted] == [layout.exchange.weights.data_ptr()]
+    memory = layout.exchange.weights.untyped_storage().data_ptr()
+    assert layout.exchange.ids.untyped_storage().data_ptr() == memory
+
+
 def test_the_host_does_not_wait(layered, world, device):
     problem, ep = layered(latency_tokens=9 + 2 * world[1])
     rows, weights, layout = ep.dispatch(problem.tokens, problem.topk_idx, problem.weights)

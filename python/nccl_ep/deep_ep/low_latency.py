@@ -148,7 +148,6 @@ def combine(slot: LowLatencyHandle, x: torch.Tensor, topk_weights: torch.Tensor,
               checked_output("out", out, shape, device, x.dtype))
     # Operators, as a mode of torch makes them, take no `out` in stages.
     is_whole = slot.tokens == handle.num_tokens and not is_traced()
-    slot.hold()
     sums: list[torch.Tensor] = []
 
     def start() -> list[Any]:
@@ -165,7 +164,8 @@ def combine(slot: LowLatencyHandle, x: torch.Tensor, topk_weights: torch.Tensor,
         slot.release()
 
     inputs = [x, weights, result] if waits is None else [x, weights, result, waits]
-    event, hook = timing.run(slot, start, handle.complete, bring, inputs)
+    with slot.held():
+        event, hook = timing.run(slot, start, handle.complete, bring, inputs)
     return result, event, hook
 
 
@@ -178,7 +178,8 @@ def _hook(receive: Callable[[], Any], after: Hook, order: Use, is_late: bool = F
         if not pending:
             return
         pending.clear()
-        with torch.no_grad():
+        # Also of results that inference mode has made, whatever mode is on now.
+        with torch.inference_mode():
             if is_late and stream is not None:
                 stream.wait_stream(current_stream())
             with contextlib.nullcontext() if stream is None else on_stream(stream), order:

@@ -12,7 +12,7 @@ from nccl_ep.handle_pool import Pool, Slot
 from nccl_ep.layers.layout import EPConfig
 from nccl_ep.layers.scaled import Scaling
 from nccl_ep.results import DispatchResult
-from nccl_ep.runtime import Use
+from nccl_ep.runtime import Use, kept
 
 
 @dataclasses.dataclass
@@ -66,8 +66,11 @@ class Latency:
         """rows [L * R*M, H] to weighted sums [T, H], of the layer's dtype."""
         slot = exchange.slot
         shape = (self._config.num_experts_per_rank, self.rows_per_expert, rows.shape[1])
-        with self._order:
-            sums = slot.handle.combine(rows.to(self._config.token_dtype).view(shape), slot.padded(exchange.weights))
+        handle = slot.handle
+        with slot.held(), self._order:
+            # The ids are in the same memory.
+            weights = slot.padded(kept(exchange.weights))
+            sums = handle.combine(rows.to(self._config.token_dtype).view(shape), weights)
         slot.release()
         return sums[:slot.tokens]
 

@@ -136,6 +136,18 @@ def test_what_callers_ask_for(buffer, rank, size, problem):
     assert hint == buffer.num_bytes and hint % (2 << 20) == 0
 
 
+def test_what_a_cached_dispatch_reads_is_kept(buffer, problem, monkeypatch):
+    """For the Buffer's stream, on which statistics add the handle's counts."""
+    *_, handle, _ = dispatched(buffer, problem)
+    assert len({handle, dispatched(buffer, problem)[3]}) == 2
+    stats, inputs = torch.zeros_like(handle.num_unaligned_recv_tokens_per_expert), []
+    on = buffer._comm.on
+    monkeypatch.setattr(buffer._comm, "on", lambda event, used, *how: inputs.extend(used) or on(event, used, *how))
+    buffer.dispatch(problem.tokens, handle=handle, cumulative_local_expert_recv_stats=stats)
+    assert any(each is handle.num_unaligned_recv_tokens_per_expert for each in inputs)
+    assert torch.equal(stats, handle.num_unaligned_recv_tokens_per_expert)
+
+
 @pytest.mark.parametrize("expands", [False, True])
 def test_bounds_of_batches(buffer, problem, world, expands):
     """An engine brings another bound with each size of a batch: there are as many rows, and few groups."""

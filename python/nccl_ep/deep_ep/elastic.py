@@ -29,7 +29,7 @@ MOST_ROWS = 1 << 20  # of all ranks together, with which a group still has room 
 _STEP = 2 << 20  # DeepEP rounds sizes up to this
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class EPHandle:
     """What `ElasticBuffer.dispatch` returns: one routing, for cached dispatches and `combine`.
 
@@ -153,8 +153,10 @@ class ElasticBuffer(Sharing):
             alignment = integer("expert_alignment", expert_alignment or 1, 1)
             plan = _Plan(do_expand, do_cpu_sync in (None, True), alignment, most, num_sms or _SMS)
             group, host = self._group(tokens, scales, topk_idx, num_experts, plan)
-        with self._comm.on(previous_event, [tokens, scales, topk_idx, topk_weights, cumulative_local_expert_recv_stats],
-                           async_with_compute_stream) as beside:
+        used = [tokens, scales, topk_idx, topk_weights, cumulative_local_expert_recv_stats]
+        if handle is not None:
+            used.append(handle.num_unaligned_recv_tokens_per_expert)
+        with self._comm.on(previous_event, used, async_with_compute_stream) as beside:
             _wait(previous_event_before_epilogue)
             if plan is not None:
                 assert topk_idx is not None

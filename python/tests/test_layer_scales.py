@@ -111,6 +111,18 @@ def test_forwarded_rows_by_expert(scaled, place):
     check(got, layout, problem.of_all(0)[tokens_here(ep, problem)])
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int16, torch.uint16, torch.uint32])
+def test_scales_of_any_type(scaled, dtype):
+    """Which a handle takes, too."""
+    problem, ep = scaled()
+    bits = problem.of_all(0).view(torch.uint8)[:, :16] & 1
+    rows, _, layout = ep.dispatch(problem.tokens[:, 16:32].contiguous(), problem.topk_idx,
+                                  scales=bits[problem.place].contiguous().view(dtype))
+    here = tokens_here(ep, problem)
+    assert torch.equal(rows, problem.of_all(0)[here][:, 16:32])
+    assert same_bits(layout.scales, bits[here].view(dtype))
+
+
 def test_packed_rows_are_forwarded(scaled):
     """As NVFP4: two numbers in a byte, an e4m3 scale for 16; all bytes that there are."""
     problem, ep = scaled()
@@ -187,7 +199,7 @@ def test_what_makes_no_sense_is_refused(scaled):
             (rows, dict(scales=scales.to("meta")), "scales: is on meta"),
             (rows, dict(scales=[1.0]), "scales: must be a tensor, not list"),
             (rows, dict(scales=scales.double()), "scales: has type torch.float64, expected one"),
-            (rows, dict(scales=scales.bool()), "no element type for torch.bool"),
+            (rows.view(torch.bool), dict(scales=scales), "no element type for torch.bool"),
             (rows[:, 8:], dict(scales=scales), "has 264 bytes, expected a positive multiple of 16"),
             (tokens, dict(scales=scales), r"have 544 \+ 12 bytes, more than a row of the layer"),
             (tokens[:, 16:], dict(cast="fp8"), "input: has shape"),

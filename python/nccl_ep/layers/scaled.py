@@ -56,8 +56,8 @@ def refuse_gradients(scaling: Scaling, *tensors: torch.Tensor | None) -> None:
 
 def _check_bytes(columns: int, rows: ScaledRows, config: EPConfig) -> None:
     """Raises ValueError unless the library takes such rows, and the layer has room for them."""
-    for dtype in (rows.dtype, rows.scale_dtype):
-        ncclDataTypeEnum.from_torch(dtype)
+    ncclDataTypeEnum.from_torch(rows.dtype)
+    ncclDataTypeEnum.of_scales(rows.scale_dtype)
     if rows.scale_dtype.itemsize > 4:
         raise ValueError(f"scales: has type {rows.scale_dtype}, expected one of 1, 2 or 4 bytes")
     payload, scales = columns * rows.dtype.itemsize, rows.scales * rows.scale_dtype.itemsize

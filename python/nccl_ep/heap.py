@@ -210,7 +210,7 @@ class PeerMemory:
         self._cut_from(self._pool)
         _OF_THREAD.used = self
         try:
-            with torch.cuda.use_mem_pool(self._pool.of_torch):
+            with torch.cuda.use_mem_pool(self._pool.of_torch, device=group.device):
                 yield self._pool.of_torch
         finally:
             _OF_THREAD.used = None

@@ -239,7 +239,7 @@ def as_on_gpus(monkeypatch):
     monkeypatch.setattr(EpGroup, "device", torch.device("cuda"))
     monkeypatch.setattr("nccl_ep.heap._allocator", lambda _: types.SimpleNamespace(allocator=lambda: None))
     monkeypatch.setattr(torch.cuda, "MemPool", lambda _: None)
-    monkeypatch.setattr(torch.cuda, "use_mem_pool", contextlib.nullcontext)
+    monkeypatch.setattr(torch.cuda, "use_mem_pool", lambda _, device: contextlib.nullcontext(device.type == "cuda"))
 
 
 def test_pools_within_pools(group, world, device, monkeypatch):

@@ -89,11 +89,12 @@ def without_transforms() -> AbstractContextManager[object]:
     return temporarily_clear_interpreter_stack()
 
 
-def plain_ids(topk_idx: torch.Tensor) -> torch.Tensor:
-    """The plain ids behind those that torch.func passes; ids have no gradient."""
+def plain(name: str, integers: torch.Tensor) -> torch.Tensor:
+    """The plain ids or counts, an argument called `name`, behind those that torch.func passes; they have no gradient.
+    """
     functorch = torch._C._functorch
-    while functorch.is_functorch_wrapped_tensor(topk_idx):
-        if functorch.is_batchedtensor(topk_idx):
-            raise RuntimeError("topk_idx: a routing is no matter of vmap; make the handle outside")
-        topk_idx = functorch.get_unwrapped(topk_idx)
-    return topk_idx
+    while functorch.is_functorch_wrapped_tensor(integers):
+        if functorch.is_batchedtensor(integers):
+            raise RuntimeError(f"{name}: a routing is no matter of vmap; make the handle outside")
+        integers = functorch.get_unwrapped(integers)
+    return integers

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn
 import torch
 
 from nccl_ep.arguments import cannot_be_copied, integer
-from nccl_ep.gradients import is_transformed, plain_ids, without_transforms
+from nccl_ep.gradients import is_transformed, plain, without_transforms
 from nccl_ep.modes import Mode
 from nccl_ep.operators.numbers import forget, register
 from nccl_ep.operators.traced import is_traced, update as traced_update
@@ -56,9 +56,10 @@ class Routed(Generic[Mode]):
         self.max_rows = None if max_rows is None else integer("max_rows", max_rows)
         if max_rows is not None and group.algorithm == "ll":
             raise ValueError("max_rows: needs high throughput, whose rows may lie by expert")
-        self.topk_idx = torch.empty((0, 0), dtype=torch.int64, device=group.device)
-        # Of operators: those of traced code wait for the one that has made the routing.
-        self.ticket = torch.empty(0, dtype=torch.int32, device=group.device)
+        with torch.inference_mode(False):  # else no backward of compiled code can save them
+            self.topk_idx = torch.empty((0, 0), dtype=torch.int64, device=group.device)
+            # Of operators: those of traced code wait for the one that has made the routing.
+            self.ticket = torch.empty(0, dtype=torch.int32, device=group.device)
         self.num_tokens = self.top_k = 0
         self._ids_kept_for: set[int | None] = set()
         self._ids_copied: Any = None
@@ -94,7 +95,8 @@ class Routed(Generic[Mode]):
                call: Callable[[torch.Tensor, TensorList, int | None], None]) -> None:
         """Calls the library with the ids, a counter and the address of the stream."""
         if is_transformed():
-            topk_idx = plain_ids(topk_idx)
+            topk_idx = plain("topk_idx", topk_idx)
+            counts = None if counts is None else plain("counts", counts)
             with without_transforms():
                 self._route(topk_idx, counts, stream, call)
             return

@@ -244,7 +244,9 @@ def test_transforms_of_torch_func(opened):
 
     def routed(tokens):
         """Its routing is made of what is transformed."""
-        inside = ep.create_handle(tokens[:, :problem.num_experts].topk(2).indices)
+        counts = torch.empty(ep.num_local_experts, dtype=torch.int32, device=problem.device)
+        inside = ep.create_handle(tokens[:, :problem.num_experts].topk(2).indices, counts=counts)
+        assert counts.sum() >= inside.num_recv_tokens
         return inside.combine(inside.dispatch(tokens).tokens.square()).sum()
 
     assert torch.equal(torch.func.grad(routed)(tokens), by_autograd(routed, tokens)[0])

@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from nccl_ep.arguments import cannot_be_copied, integer, require_group
 from nccl_ep.autograd import ht_combine
+from nccl_ep.gradients import is_transformed
 from nccl_ep.group import EpGroup
 from nccl_ep.handle import EpHandle
 from nccl_ep.handle_pool import is_one_node
@@ -202,6 +203,8 @@ class EPAll2AllLayer(torch.nn.Module):
             if full_scatter_indices is not None:
                 raise ValueError("full_scatter_indices: must be None in code that is traced")
             return traced.dispatch(self, input, exp_indices, weight, scaling, small)
+        if is_transformed():
+            raise RuntimeError("dispatch: torch.func cannot transform a layer; use a handle of EpGroup.create_handle")
         if small:
             return self.dispatch_small(input, exp_indices, weight, scaling)
         return self.dispatch_large(input, exp_indices, weight, scaling, full_scatter_indices)

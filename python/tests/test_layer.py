@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import BaseTorchDispatchMode
 
 from nccl_ep.layers import EPAll2AllLayer, EPConfig
@@ -164,6 +165,32 @@ def test_two_layouts_at_a_time_and_barrier(layer, world, device):
         ep.combine(rows[:0], layout)
 
 
+def test_gradients_of_any_order(layered):
+    problem, ep = layered(masked=True)
+    along = torch.randn_like(problem.tokens)
+
+    def layer(tokens):
+        return ep(tokens, problem.topk_idx, problem.weights, lambda rows, _: rows.square())
+
+    def dense(tokens):
+        return tokens.square() * problem.factors
+
+    for have, want in zip(*(torch.autograd.functional.hvp(lambda tokens: function(tokens).square().sum(),
+                                                          problem.tokens, along) for function in (layer, dense))):
+        torch.testing.assert_close(have, want, rtol=1e-4, atol=1e-4)
+    with forward_ad.dual_level():
+        have, want = (forward_ad.unpack_dual(function(forward_ad.make_dual(problem.tokens, along))).tangent
+                      for function in (layer, dense))
+        torch.testing.assert_close(have, want, rtol=1e-4, atol=1e-4)
+
+
+def test_what_torch_func_cannot_transform(layered):
+    problem, ep = layered(latency_tokens=16)
+    for mode in (torch.enable_grad, torch.no_grad):
+        with mode(), pytest.raises(RuntimeError, match="dispatch: torch.func cannot transform a layer; use a handle"):
+            torch.func.grad(lambda tokens: ep.dispatch(tokens, problem.topk_idx)[0].sum())(problem.tokens)
+
+
 def test_no_tokens_anywhere(layered):
     problem, ep = layered()
     rows, weights, layout = ep.dispatch(problem.tokens[:0], problem.topk_idx[:0],
@@ -193,9 +220,13 @@ def test_operators_of_a_mode_that_looks_on(layered, two_ranks):
     """The layout is the same, with its list."""
     problem, ep = layered()
     want = ep.dispatch(problem.tokens, problem.topk_idx, problem.weights)
-    with BaseTorchDispatchMode():
-        have = ep.dispatch(problem.tokens, problem.topk_idx, problem.weights)
+    tokens = problem.tokens.requires_grad_()
+    # Hooks may save copies.
+    with BaseTorchDispatchMode(), torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda copy: copy):
+        have = ep.dispatch(tokens, problem.topk_idx, problem.weights)
         sums = ep.combine(have[0], have[2])
     assert have[2].num_recv_tokens_per_expert_list == want[2].num_recv_tokens_per_expert_list
     assert torch.equal(have[2].token_dst_scatter_idx, want[2].token_dst_scatter_idx)
     assert torch.equal(sums, ep.combine(want[0], want[2]))
+    del have
+    sums.sum().backward()

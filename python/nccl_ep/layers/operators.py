@@ -17,6 +17,7 @@ from nccl_ep.operators.define import define
 from nccl_ep.operators.ht import unknown_size
 from nccl_ep.operators.numbers import find, new_ticket, of_ticket, register_for_life, ticket as make
 from nccl_ep.routing import in_callers_order
+from nccl_ep.runtime import kept
 from nccl_ep.scales import new_scales, scaled_rows
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def layer_dispatch_backward(rows: torch.Tensor, weights: torch.Tensor | None,
             return handle.combine(sums), rows.new_empty(0, dtype=torch.float32)
         received, columns = expansion.slots.shape
         pairs = rows.new_zeros(received * columns, dtype=torch.float32)
-        pairs[expansion.pair] = weights.to(torch.float32)
+        pairs[kept(expansion.pair)] = weights.to(torch.float32)
         grads = rows.new_zeros((received, handle.top_k), dtype=torch.float32)
         grads[:, :columns] = pairs.view(received, columns)
         home, by_expert = handle.combine_with_weights(sums, grads)
@@ -136,6 +137,7 @@ def _(grad: torch.Tensor, ticket: torch.Tensor, rows: int, dtype: torch.dtype) -
 def _keep_dispatch(ctx: Any, inputs: tuple[Any, ...], output: _Tensors) -> None:
     _, topk_idx, weight, _, _ = inputs
     ctx.weight_dtype = None if weight is None else weight.dtype
+    ctx.kept = output[3]  # hooks may save a copy, which keeps no layout
     ctx.save_for_backward(topk_idx, output[3])
 
 
@@ -150,6 +152,7 @@ def _dispatch_backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
 def _keep_combine(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     rows, _, ticket, _ = inputs
     ctx.rows, ctx.dtype = rows.shape[0], rows.dtype
+    ctx.kept = ticket
     ctx.save_for_backward(ticket)
 
 

@@ -208,6 +208,7 @@ def _keep_routing(ctx: Any, routing: tuple[Any, ...]) -> None:
     """Ids, ticket, handle and group; how many routings the handle has had, if it is no tracer that asks."""
     topk_idx, ticket, ctx.handle, ctx.group = routing
     ctx.routing = find("handle", ctx.handle).routing if type(ticket) is torch.Tensor and ctx.handle else None
+    ctx.kept = ticket  # hooks may save a copy, which keeps no handle
     ctx.save_for_backward(topk_idx, ticket)
 
 

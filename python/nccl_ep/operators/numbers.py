@@ -59,7 +59,8 @@ def find(kind: str, number: int) -> Any:
     if thing is None:
         raise RuntimeError(f"{kind}: number {number} does not exist in this process, or not any "
                            f"more; keep a {kind} open as long as compiled or exported code uses "
-                           "it, and run such code in the process that traced it")
+                           "it, and run such code in the process that traced it; hooks of saved "
+                           "tensors, as of activation offloading, must leave those of the CPU as they are")
     return thing
 
 

@@ -1,11 +1,14 @@
 """Programs over `deep_ep.Buffer`: the order of the calls of SGLang and Megatron-Core, by hand."""
 
+import time
+
 import pytest
 import torch
 import torch.distributed as dist
 
+from nccl_ep import NcclEpError
 from problems import Problem
-from test_deep_ep import dispatched
+from test_deep_ep import dispatched, there_and_back
 
 pytestmark = pytest.mark.high_throughput
 _MOST = 32
@@ -90,8 +93,28 @@ def test_megatron_core(deep_ep, world, device):
     problem.check(output)
 
 
+def test_a_new_buffer_after_a_failure(deep_ep, closed_buffers, problem, rank, size, monkeypatch):
+    """Of one rank's groups it has others, on all ranks, also if a Buffer is never destroyed."""
+    if size == 1:
+        pytest.skip("no other rank")
+    monkeypatch.setenv("NCCL_EP_TIMEOUT_MS", "1500")
+    first = deep_ep.Buffer(dist.group.WORLD)
+    there_and_back(first, problem)
+    if rank:
+        with pytest.raises(NcclEpError):
+            there_and_back(first, problem)
+            for _ in range(400):
+                first.shared.groups[0].check()
+                time.sleep(0.05)
+    again, same = deep_ep.Buffer(dist.group.WORLD), deep_ep.Buffer(dist.group.WORLD)
+    assert again.shared is same.shared is not first.shared
+    there_and_back(again, problem)
+    first.shared.close()
+
+
 def test_the_package(deep_ep):
-    """What programs import."""
+    """What programs import, or find in it."""
+    assert deep_ep.utils.EventOverlap is deep_ep.EventOverlap
     from deep_ep.utils import EventHandle, EventOverlap
 
     import nccl_ep.deep_ep

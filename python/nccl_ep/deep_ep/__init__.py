@@ -12,6 +12,7 @@ require_torch("nccl_ep.deep_ep")
 import torch
 
 from nccl_ep import __version__
+from nccl_ep.deep_ep import utils
 from nccl_ep.deep_ep.buffer import Buffer, Config
 from nccl_ep.deep_ep.elastic import ElasticBuffer, EPHandle
 from nccl_ep.deep_ep.events import EventHandle, EventOverlap
@@ -20,4 +21,4 @@ from nccl_ep.deep_ep.hybrid import HybridEPBuffer
 topk_idx_t = torch.int64
 
 __all__ = ["Buffer", "Config", "EPHandle", "ElasticBuffer", "EventHandle", "EventOverlap", "HybridEPBuffer",
-           "__version__", "topk_idx_t"]
+           "__version__", "topk_idx_t", "utils"]

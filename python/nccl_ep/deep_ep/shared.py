@@ -17,7 +17,7 @@ from nccl_ep.deep_ep.events import CommStream
 from nccl_ep.group import EpGroup
 from nccl_ep.handle_pool import Pool, is_one_node
 from nccl_ep.nccl_wrapper import NCCLLibrary
-from nccl_ep.rendezvous import communicator
+from nccl_ep.rendezvous import collective_device, communicator
 from nccl_ep.runtime import HostCopy, Runtime, Use
 from nccl_ep.types import NCCL_EP_AUTO
 
@@ -82,11 +82,23 @@ class Shared:
         self._low.append(Pool(group, self.is_one_node))
         return self._low[-1]
 
+    @property
+    def groups(self) -> list[EpGroup[Any]]:
+        """Of both modes."""
+        return [pool.group for pool in self._low] + [group for group, _ in self._high]
+
+    def has_failed(self) -> bool:
+        """Whether a group has, on any rank: nothing can follow in it. Collective."""
+        failed = any(self.library.ncclEpGetAsyncError(group.handle) for group in self.groups)
+        on_any = torch.tensor([failed], dtype=torch.int32, device=collective_device(dist, self.group))
+        dist.all_reduce(on_any, dist.ReduceOp.MAX, self.group)
+        return bool(on_any.item())
+
     def close(self) -> None:
         """Releases everything; collective."""
         for pool in self._low:
             pool.close()
-        for group in [pool.group for pool in self._low] + [group for group, _ in self._high]:
+        for group in self.groups:
             group.close()
         self._low, self._high = [], []
         self.library.ncclCommDestroy(self.comm)
@@ -96,11 +108,12 @@ _SHARED: dict[Any, Shared] = {}
 
 
 def enter(group: Any, explicitly_destroy: bool) -> Shared:
-    """The shared part of a new Buffer; the first call for a process group is collective."""
+    """The shared part of a new Buffer; collective. After a failure it is a new one: the old one stays with the Buffers
+    that have it."""
     require_group("group", group)
     group = dist.group.WORLD if group is None else group
     shared = _SHARED.get(group)
-    if shared is None:
+    if shared is None or shared.has_failed():
         shared = _SHARED[group] = Shared(group)
     if explicitly_destroy:
         shared.users += 1
@@ -113,7 +126,8 @@ def leave(shared: Shared) -> None:
     """A Buffer is destroyed; the last one of a process group closes its groups, collectively."""
     shared.users -= 1
     if shared.users == 0 and not shared.is_kept:
-        del _SHARED[shared.group]
+        if _SHARED[shared.group] is shared:
+            del _SHARED[shared.group]
         shared.close()
 
 

@@ -7,6 +7,8 @@ use crate::tuning::Tuning;
 const H200: DeviceLimits = DeviceLimits { multiprocessors: 132, shared_bytes: 227 << 10 };
 const COMBINE: HtKind = HtKind::Combine { columns: 0 };
 const DISPATCH: HtKind = HtKind::Dispatch { forward: true };
+/// Bytes of a row of 7168 bfloat16.
+const ROW: usize = 14_336;
 
 fn facts(ranks: usize, channels: Option<usize>) -> GroupFacts {
     GroupFacts {
@@ -91,9 +93,17 @@ fn a_call_says_what_it_wants() {
     assert_eq!(asked(own.of_casts(4), 12, 0, 0), (12, 6, 24));
     let combine = Grid::new(&facts(2, Some(8)), &Shapes::default(), COMBINE, 64, H200);
     let launch = |send_blocks, blocks| Launch { blocks, send_blocks, ..Launch::default() };
-    let warps = |senders, blocks| combine.adjusted(launch(senders, blocks), COMBINE).send_warps(2);
+    let warps = |senders, blocks| combine.adjusted(launch(senders, blocks), COMBINE).send_warps(2, ROW);
     assert_eq!((warps(0, 0), warps(0, 24), warps(0, 32), warps(6, 16)), (Some(3), Some(3), None, None));
-    assert_eq!((own.send_warps(4), combine.send_warps(4), combine.send_warps(1)), (None, Some(7), None));
+    let of = |ranks| (own.send_warps(ranks, ROW), combine.send_warps(ranks, ROW));
+    assert_eq!((of(4), of(1)), ((None, Some(7)), (None, None)));
     let alone = Grid::new(&facts(1, None), &Shapes::default(), DISPATCH, 64, H200);
     assert_eq!(asked(alone, 16, 7, 0), (16, 0, 24));
+}
+
+#[test]
+fn more_warps_of_a_combine_send_shorter_rows() {
+    let combine = Grid::new(&facts(2, None), &Shapes::default(), COMBINE, 64, H200);
+    let warps = |hidden: usize| combine.send_warps(2, 2 * hidden).unwrap();
+    assert_eq!([16, 2048, 2880, 4096, 5120, 7168, 16_384, 1 << 20].map(warps), [8, 8, 6, 5, 4, 3, 2, 2]);
 }

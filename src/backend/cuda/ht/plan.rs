@@ -307,7 +307,7 @@ impl HtPlan {
         };
         let copy_warps = (shared_bytes / warp_bytes).clamp(1, most_warps - 1);
         // On one node only, as it has not been measured over several.
-        let send_warps = grid.send_warps(self.facts.ranks).filter(|_| self.nodes.is_none());
+        let send_warps = grid.send_warps(self.facts.ranks, row_bytes).filter(|_| self.nodes.is_none());
         let copy_warps = send_warps.map_or(copy_warps, |warps| warps.min(copy_warps));
         let warps = match kind {
             HtKind::Dispatch { .. } => copy_warps + 1,

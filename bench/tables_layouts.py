@@ -15,8 +15,10 @@ _LAYOUTS = (("by expert", ""), ("by expert, cast to FP8", "cast inside"), ("by e
             ("by rank, in a view, cast to FP8", "cast inside; rank-major, view"),
             ("by rank, in a view, FP8 forwarded", "forwarded; rank-major, view"))
 
-# Of groups with room for more tokens than ranks have.
-_ROOM = "at most 128 tokens"
+# Hidden size, experts and top-k of known models.
+_MODELS = (("DeepSeek-V3", 7168, 256, 8), ("GLM-4.5", 5120, 160, 8), ("Llama 4 Maverick", 5120, 128, 1),
+           ("Qwen3-235B-A22B", 4096, 128, 8), ("gpt-oss-120b", 2880, 128, 4), ("Qwen3-30B-A3B", 2048, 128, 8))
+_MODEL_TOKENS = ("1", "8", "32", "128", "512")
 
 
 def _with_gpus(columns: Sequence[tuple[str, str]]) -> list[str]:
@@ -61,24 +63,23 @@ def _layouts(all_rows: Sequence[Row], shown: Sequence[tuple[str, str]] = _LAYOUT
     return table(("D+C", *_with_gpus(_BATCHES)), lines)
 
 
-def _room(all_rows: Sequence[Row]) -> str:
-    """Pairs of few tokens in groups with room for many, before and after such had their own kernels, in one run."""
-    chosen = where(all_rows, name="room", mode="ll")
-    batches = [(gpus, tokens) for gpus in ("2", "4") for tokens in ("1", "8", "16", "32")]
+def _models(all_rows: Sequence[Row]) -> str:
+    """Pairs of low latency in the sizes of known models, by expert and in views."""
+    chosen = where(all_rows, name="models", mode="ll")
+    batches = [(options, tokens) for options in ("0 masked", "rank-major, view; 0 masked") for tokens in _MODEL_TOKENS]
     lines = []
-    for name, options in _LAYOUTS:
-        line = [name]
-        for gpus, tokens in batches:
-            found = [where(chosen, gpus=gpus, tokens=tokens, options="; ".join(filter(None, (when, options, _ROOM))))
-                     for when in ("before", "after")]
-            line.append(", ".join(number(of[0].time("graph", "pair")) for of in found if of) or "-")
-        if set(line[1:]) != {"-"}:
-            lines.append(line)
-    return table(("D+C", *_with_gpus(batches)), lines)
+    for name, *size in _MODELS:
+        hidden, experts, top_k = map(str, size)
+        of = where(chosen, hidden=hidden, experts=experts, top_k=top_k)
+        line = [where(of, options=options, tokens=tokens)[0].time("graph", "pair") for options, tokens in batches]
+        lines.append((name, hidden, f"{top_k} of {experts}", *numbers(line)))
+    first, *others = _MODEL_TOKENS
+    return table(("D+C", "hidden", "top-k", f"by expert: {first}", *others, f"views: {first}", *others), lines)
 
 
 def _layouts_without_scales(all_rows: Sequence[Row]) -> str:
     return _layouts(all_rows, [layout for layout in _LAYOUTS if layout[1] in ("", "rank-major, view")])
 
 
-TABLES = {"mapped": _mapped, "layouts": _layouts, "layouts-short": _layouts_without_scales, "room": _room}
+TABLES = {"mapped": _mapped, "layouts": _layouts, "layouts-short": _layouts_without_scales,
+          "models": _models}

@@ -14,9 +14,8 @@ namespace nccl_ep::handle_header_impl {
 __device__ void write(const HandleHeaderParams& params, uint32_t word) {
     const uint32_t failure = shuffle(known_failure(params.wait), 0);
     if (failure != 0 && failure != kOwnFailure && word == 0) {
-        // Behind the compared words is the routing's number.
-        const Awaited awaited = {WAIT_COUNTS, failure - 1, params.words[HANDLE_HEADER_COMPARED]};
-        report_failure(params.wait, FAULT_PEER_FAILED, awaited, {awaited.epoch}, {awaited.peer});
+        // Epoch 0, as nothing was waited for.
+        report_failure(params.wait, FAULT_PEER_FAILED, {WAIT_COUNTS, failure - 1, 0}, {0}, {failure - 1});
     }
     if (word < HANDLE_HEADER_WORDS) {
         const bool is_rows = word == HANDLE_HEADER_ROWS && params.rows != nullptr;

@@ -48,6 +48,15 @@ fn kernel_files_include_what_is_on_their_floor_or_below() {
     }
 }
 
+#[test]
+fn the_readme_names_every_kernel_file() {
+    let readme = sources::read("cuda/README.md");
+    let words: Vec<_> = readme.split([' ', ',', '\n', ';']).collect();
+    for (_, file, _) in kernels() {
+        assert!(words.contains(&file.rsplit('/').next().unwrap()), "{file}");
+    }
+}
+
 const WARP: &str = "cuda/base/warp.cuh";
 
 /// Prefixes of words, and the only files that may contain them outside comments.

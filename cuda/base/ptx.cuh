@@ -146,7 +146,7 @@ __device__ __forceinline__ void st_relaxed_sys(Vec16* to, const Vec16& v) {
                  : "memory");
 }
 
-// Loads data that is not written while the kernel runs, past L1.
+// Loads data that is not written while the kernel runs, without a place in L1.
 __device__ __forceinline__ Vec16 ld_const(const Vec16* from) {
     Vec16 v;
     asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"

@@ -43,7 +43,7 @@ __device__ __forceinline__ bool wait_for_rank_rows(const Block& block, const Tok
         const uint64_t* at = own_rings(block.common).arrival(rank, rank_row.sequence);
         const Arrival arrival = wait_for_row(
             block.common, at, rank_row.sequence,
-                {WAIT_STREAMED_ROW, rank, block.shared.pairs.operation});
+            {WAIT_STREAMED_ROW, rank, block.shared.pairs.operation});
         ok = arrival.ok && arrival.data == block.common.shape.fingerprint;
         if (arrival.ok && !ok) {
             fail_for_scales(block.common, rank, arrival.data, {0, 0});

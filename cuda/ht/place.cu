@@ -34,7 +34,7 @@ struct Block {
         const uint64_t at = uint64_t{source} * (chunks() + 1) + chunk;
         return params.handle.source_rows[at * params.local_ranks + local];
     }
-    // How many of all sources' come before a piece in the order of sending, by `before(source, chunk)` of each source.
+    // The sum over all sources of `before(source, chunk)`, their numbers before a piece in the order of sending.
     template <typename Before>
     __device__ uint32_t before_piece(uint32_t source, uint32_t chunk, Before before) const {
         uint32_t all = 0;

@@ -64,13 +64,13 @@ struct Block {
     __device__ Own<uint64_t> counts_of(uint32_t source) const {
         const bool is_own = forwarder_of(source) == params.peers.rank;
         return (is_own ? params.own_counts
-                : as<uint64_t>(own_window(params.peers) + params.layout.counts)) +
+                       : as<uint64_t>(own_window(params.peers) + params.layout.counts)) +
                offset(source);
     }
     __device__ Remote<uint64_t> counts_for(uint32_t peer, uint32_t source) const {
         return (peer == params.peers.rank
-                ? Remote<uint64_t>(params.own_counts)
-                : as<uint64_t>(window_of(params.peers, peer) + params.layout.counts)) +
+                    ? Remote<uint64_t>(params.own_counts)
+                    : as<uint64_t>(window_of(params.peers, peer) + params.layout.counts)) +
                offset(source);
     }
     __device__ void announce(uint32_t index, uint32_t value) const {

@@ -200,7 +200,7 @@ struct ArrivingRows {
     uint32_t missing;
     PollState polling;
 
-    // Waits for the first kRows of `count` rows, whose addresses `row_of` gives. A warp with several chunks to load
+    // Of the first kRows of `count` rows, whose addresses `row_of` gives. A warp with several chunks to load
     // that polls `gently` does not poll with all lanes even at first.
     template <typename RowOf>
     __device__ __forceinline__ ArrivingRows(uint32_t count, const Chunks<kChunks>& chunks, bool gently, RowOf row_of)

@@ -37,7 +37,7 @@ struct Block {
     uint32_t* per_expert;
 
     const LlShape& shape = params.common.shape;
-    uint32_t warp = Op::kHasUniformWarp ?  warp_idx_of_all() : warp_idx();
+    uint32_t warp = Op::kHasUniformWarp ? warp_idx_of_all() : warp_idx();
     BankSlots bank_slots = {shape, params.common.peers.ranks};
     typename Op::Layout output = {shape, op.ranks()};
     BlockRange senders = senders_of(params.common);

@@ -38,7 +38,7 @@ __device__ __forceinline__ bool receive_with_tokens(const Block<Op>& block, cons
                                       : op.here().entries(unit.rank, unit.token) + lane_idx();
     return wait_as_warp_in(op.common.wait, late, [&] {
         // All loads are in flight together.
-        const uint64_t packet = has_entry || polls_tokens ?  ld_relaxed_sys(at) : op.packet(EntryWord::kElsewhere);
+        const uint64_t packet = has_entry || polls_tokens ? ld_relaxed_sys(at) : op.packet(EntryWord::kElsewhere);
         const bool has_topk_come = has_topk();
         const bool has_come = received.row.poll(op, from, chunk, false) && has_topk_come;
         const bool is_there = packet_epoch(packet) == op.epoch;

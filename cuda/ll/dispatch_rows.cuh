@@ -32,7 +32,7 @@ struct PlainRows {
     // Where one lane's row of the output is.
     struct Target {
         int32_t row;
-            // The target of `lane`. All lanes call it.
+        // The target of `lane`. All lanes call it.
         __device__ __forceinline__ Target of(uint32_t lane) const {
             return {shuffle(row, lane)};
         }

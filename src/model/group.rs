@@ -73,7 +73,7 @@ pub struct GroupSettings {
     pub channels: Option<usize>,
     /// HT: whether handles may order rows by expert, for which windows need room.
     pub zones: bool,
-    /// HT: rows for which an ABI's tensors must have room; 0 if there is no such rule. The same on all ranks.
+    /// HT: the most rows of a tensor in the caller's ABI; 0 if unlimited. The same on all ranks.
     pub tensor_rows: usize,
     /// HT: whether routing drops rows beyond that.
     pub drops: bool,
@@ -105,7 +105,7 @@ pub struct GroupFacts {
     pub channels: Option<usize>,
     /// HT: whether handles may order rows by expert, however many may come.
     pub zones: bool,
-    /// HT: rows for which an ABI's tensors must have room; 0 if there is no such rule.
+    /// HT: the most rows of a tensor in the caller's ABI; 0 if unlimited.
     pub tensor_rows: usize,
     /// HT: whether routing drops rows beyond that.
     pub drops: bool,

@@ -4,8 +4,8 @@
 //! copy of the bytes serves a handle of an equal group, at any address. Both backends store the same numbers in
 //! sections.
 //!
-//! A block is in the library's memory or in a caller's ([`HandleHome`]). Only in a caller's memory has it a header,
-//! which each operation checks, so that other content is refused. Sections after a valid header are trusted.
+//! A block is in the library's memory or in a caller's ([`HandleHome`]). In a caller's memory it has a header, which
+//! each operation checks, so that other content is refused. Sections after a valid header are trusted.
 //!
 //! Over several nodes the host also needs numbers, such as the sizes of messages. There a block in a caller's memory
 //! has another format, with these numbers after the header (`cuda/ht/nodes/caller_block.rs`).

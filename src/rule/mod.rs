@@ -63,7 +63,7 @@ pub struct CombineTensors<'a> {
     pub tokens: Option<&'a Tensor>,
     /// Their scales.
     pub scales: Option<&'a Tensor>,
-    /// HT: gradients of the rows; LL: an alternative to `token_weights`.
+    /// HT: gradients of the weights, some for each row; LL: an alternative to `token_weights`.
     pub weights: Option<&'a Tensor>,
     /// Weights of this rank's tokens; LL applies them.
     pub token_weights: Option<&'a Tensor>,

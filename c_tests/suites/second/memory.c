@@ -275,7 +275,8 @@ EP_TEST(an_update_of_memory_beside_a_failure_tells_who_failed) {
         ep_release_block();
         ep_sync(env);
         forget_lines();
-        CHECK_REFUSED(run_combine(&run, NCCL_EP_FWD_PASS), ncclRemoteError, "failed: rank 0 waited");
+        CHECK_REFUSED(run_combine(&run, NCCL_EP_FWD_PASS), ncclRemoteError,
+                      "failed before the handle's state was written");
     }
     run_end_handle(&run);
     (void)ncclEpGroupDestroy(run.own_group);  // it may tell of the failure

@@ -113,7 +113,7 @@ pub enum Fault {
     Timeout = 1,
     /// A rank runs a different operation. All other fields are valid.
     Differs = 2,
-    /// A wait ended because a rank, named by `got`, reported its own failure.
+    /// A rank, named by `got`, reported its own failure, which ended a wait; with `expected` 0 no wait was involved.
     PeerFailed = 4,
     /// Fewer output rows for tokens, `got`, than rows received, `expected`.
     TokenRows = 5,

@@ -92,6 +92,9 @@ impl FaultPage {
         };
         let why = failed.map_or("deadline passed".to_owned(), |rank| format!("rank {rank} failed"));
         let FaultReport { peer, expected, got, waited_ms, .. } = *report;
+        if failed.is_some() && expected == 0 {
+            return Error::new(Code::RemoteError, format!("{why} before the handle's state was written"));
+        }
         let what = Wait::from_raw(report.what);
         let last = match what {
             Some(Wait::StreamedRow | Wait::Credit) => {

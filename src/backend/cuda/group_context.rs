@@ -28,7 +28,7 @@ pub(super) struct GroupContext {
     pub(super) module: Module,
     pub(super) faults: Arc<FaultPage>,
     /// The most blocks that may wait for other ranks at the same time: one per multiprocessor of the device, except
-    /// those that the caller reserves for other work.
+    /// those that the caller reserves for other work or, over several nodes, the library for the network.
     pub(super) multiprocessors: u32,
     /// Allocates the blocks of handles, if the caller has set an allocator.
     pub(super) blocks: OnceLock<Arc<dyn Blocks>>,
@@ -213,7 +213,7 @@ impl Objects {
         self.table.data().0 as u64
     }
 
-    /// The counter, on the device, of operations that could not access this rank's tensor in place.
+    /// The device address of the counter of operations that could not access this rank's tensor in place.
     pub(super) fn fallbacks_on_device(&self) -> Result<*mut u64> {
         Ok(self.page()?.device())
     }

@@ -131,7 +131,8 @@ impl Context {
         }
     }
 
-    /// Frees a caller's memory at `data` with `free`: now if possible, otherwise once the device is quiescent.
+    /// Frees a caller's memory at `data` with `free`: now if possible, otherwise once the device is quiescent,
+    /// or in the order of a stream if too much waits for that.
     pub fn free_soon(&self, data: DevPtr, free: impl FnMut(usize) + Send + 'static) {
         let (held, resources) = (Arc::clone(&self.held), self.resources().ok().cloned());
         let free_unawaited = move |address| match (held.enter_if_alive(), &resources) {

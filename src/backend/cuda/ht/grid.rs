@@ -37,8 +37,8 @@ const TOKENS_OF_FOUR: usize = 2048;
 /// ranks (for three a guess), and from four on.
 const MIXED_BLOCKS_OF_FEW: u32 = 24;
 const MIXED_BLOCKS: u32 = 16;
-/// The warps that send then: with two ranks one, and others for so many bytes of rows, as short rows need more in flight;
-/// from four ranks on always the same number.
+/// The warps that send then: with two ranks one, and others for so many bytes of rows, as short rows need more of them
+/// in flight; from four ranks on always the same number.
 const SENT_BYTES_OF_FEW: usize = 28 << 10;
 const SEND_WARPS_OF_FEW: RangeInclusive<u32> = 2..=8;
 const SEND_WARPS: u32 = 7;
@@ -243,7 +243,8 @@ impl Grid {
         }
     }
 
-    /// How many warps of each block send rows of `row_bytes` while the rest receives; `None` if whole blocks send instead.
+    /// How many warps of each block send rows of `row_bytes` while the rest receives; `None` if whole blocks send
+    /// instead.
     pub fn send_warps(&self, ranks: usize, row_bytes: usize) -> Option<u32> {
         let (least, most) = SEND_WARPS_OF_FEW.into_inner();
         match ranks {

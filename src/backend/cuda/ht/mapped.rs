@@ -40,7 +40,7 @@ const SEND_BLOCKS_WITH_HELP: u32 = 20;
 const SEND_BLOCKS_OF_FOUR: u32 = 48;
 /// Up to this many blocks senders also store the rows that stay on their rank.
 const FEW_BLOCKS: u32 = 12;
-/// Warps that sum in a pull, and the least part of a row, if not the whole row, that each takes at a time.
+/// Warps that sum in a pull. Each takes a quarter of a row at a time, but no less than so many bytes, or the whole row.
 const PULL_WARPS: u32 = 15;
 const PULL_PARTS: usize = 4;
 const LEAST_PART_BYTES: usize = 512;

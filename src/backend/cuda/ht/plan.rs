@@ -259,8 +259,8 @@ impl HtPlan {
 
     /// The grid of `blocks` for rows by expert, by how many experts a token has on a node on average.
     fn grid_of_zones(&self, kind: HtKind, top_k: usize, blocks: u32) -> Grid {
-        let nodes = 1 + self.nodes.map_or(0, |it| it.others);
-        Grid::of_zones(&self.facts, kind, top_k.div_ceil(nodes), blocks)
+        let ranks = self.nodes.map_or(self.facts.ranks, |nodes| nodes.ranks);
+        Grid::of_zones(&self.facts, kind, (top_k * self.facts.ranks).div_ceil(ranks), blocks)
     }
 
     fn grid(&self, kind: HtKind, row: &MovedRow, of: &HandleGrids, requested: Launch) -> Grid {

@@ -42,11 +42,11 @@ pub struct Handle {
     pub header: Option<CallerHeader>,
     /// Counts the group's handles, from 1 on.
     pub number: u32,
-    /// The numbers of tokens that forwarded ranks have announced; the first operation waits for them.
+    /// The numbers of tokens that the other forwarded ranks have announced; the first operation waits for them.
     pub source_tokens: OnceCell<SourceTokens>,
 }
 
-/// The numbers of tokens of the ranks that this one forwards for.
+/// The numbers of tokens of the other ranks that this one forwards for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SourceTokens {
     /// By rank of the group.

@@ -64,8 +64,8 @@ pub fn run(handle: &NodesHt, op: &HtDispatch, stream: Stream) -> Result<()> {
     enqueueing.end(group, order, enqueued)
 }
 
-/// Whether the messages of a stage have headers. One per operation is enough, as a rank sends its rows even if it has
-/// failed.
+/// Whether kernels check the headers of a stage's messages. One check per operation is enough, as a rank sends its rows
+/// even if it has failed.
 fn has_header(stage: usize) -> bool {
     stage == 0
 }

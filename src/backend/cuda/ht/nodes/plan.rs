@@ -89,7 +89,8 @@ pub fn message_sizes(room: usize, row_bytes: usize) -> (usize, usize) {
     (first_row, stride)
 }
 
-/// The sizes for which a handle's memory has room: tokens of this rank and of all forwarded ones, ids per token.
+/// The sizes for which a handle's memory has room: tokens of this rank and of all others that it forwards for, ids per
+/// token.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct HandleSize {
     pub own: usize,

@@ -69,7 +69,7 @@ test_programs() {
     check "HT" run 3 test_ht ht_unordered ht_outputs
     check "formats" run 2 test_formats formats_of_models
     check "casts" run 2 test_formats known_casts
-    check "the second interface" run 2 test_second delivers_flat structs_have
+    check "the second interface" run 2 test_second delivers_flat rows_by_rank structs_have
     check "random operations" run 3 test_random --configs 20
 }
 test_release() {

@@ -93,12 +93,13 @@ def test_megatron_core(deep_ep, world, device):
     problem.check(output)
 
 
-def test_a_new_buffer_after_a_failure(deep_ep, closed_buffers, problem, rank, size, monkeypatch):
-    """Of one rank's groups it has others, on all ranks, also if a Buffer is never destroyed."""
+@pytest.mark.parametrize("destroyed", [False, True])
+def test_a_new_buffer_after_a_failure(deep_ep, closed_buffers, problem, rank, size, monkeypatch, destroyed):
+    """Of one rank's groups it has others, on all ranks, also if a Buffer is never destroyed, or after later ones."""
     if size == 1:
         pytest.skip("no other rank")
     monkeypatch.setenv("NCCL_EP_TIMEOUT_MS", "1500")
-    first = deep_ep.Buffer(dist.group.WORLD)
+    first = deep_ep.Buffer(dist.group.WORLD, explicitly_destroy=destroyed)
     there_and_back(first, problem)
     if rank:
         with pytest.raises(NcclEpError):
@@ -106,10 +107,19 @@ def test_a_new_buffer_after_a_failure(deep_ep, closed_buffers, problem, rank, si
             for _ in range(400):
                 first.shared.groups[0].check()
                 time.sleep(0.05)
-    again, same = deep_ep.Buffer(dist.group.WORLD), deep_ep.Buffer(dist.group.WORLD)
+    again, same = (deep_ep.Buffer(dist.group.WORLD, explicitly_destroy=destroyed) for _ in range(2))
     assert again.shared is same.shared is not first.shared
     there_and_back(again, problem)
-    first.shared.close()
+    if not destroyed:
+        first.shared.close()
+        return
+    again.destroy()
+    there_and_back(same, problem)
+    same.destroy()
+    third = deep_ep.Buffer(dist.group.WORLD, explicitly_destroy=True)
+    first.destroy()
+    there_and_back(third, problem)
+    assert deep_ep.Buffer(dist.group.WORLD, explicitly_destroy=True).shared is third.shared
 
 
 def test_the_package(deep_ep):

@@ -25,8 +25,8 @@ static Case varied(const Case* given, unsigned i) {
     test.updated = i % 2 == 1;
     test.send_only = i % 3 == 1;
     test.narrow_ids = i % 4 < 2;
-    test.global_ids = i % 2 == 1 && (test.kind == kLlRanks || test.kind == kHtFlat);
-    test.scaled = i % 5 < 3;
+    test.global_ids = i / 4 % 2 == 1 && (test.kind == kLlRanks || test.kind == kHtFlat);
+    test.scaled = i / 4 % 5 < 3;
     test.in_memory = i % 3 == 0;
     return test;
 }

@@ -150,8 +150,9 @@ def combine(slot: LowLatencyHandle, x: torch.Tensor, topk_weights: torch.Tensor,
     is_whole = slot.tokens == handle.num_tokens and not is_traced()
     sums: list[torch.Tensor] = []
 
+    # A late one starts in its hook.
     def start() -> list[Any]:
-        with _added_to(waits, handle.group.time_combine_waits):
+        with slot.held(), _added_to(waits, handle.group.time_combine_waits):
             if timing.staged:
                 slot.stage()
             sums.append(handle.combine(x, slot.padded(weights), out=result if is_whole else None,

@@ -126,7 +126,7 @@ def leave(shared: Shared) -> None:
     """A Buffer is destroyed; the last one of a process group closes its groups, collectively."""
     shared.users -= 1
     if shared.users == 0 and not shared.is_kept:
-        if _SHARED[shared.group] is shared:
+        if _SHARED.get(shared.group) is shared:
             del _SHARED[shared.group]
         shared.close()
 

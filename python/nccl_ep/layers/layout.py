@@ -142,7 +142,8 @@ class EPAllToAllLayoutDesc:
     @property
     def topk_indices_tensor(self) -> torch.Tensor:
         """See above."""
-        return self.ids.to(torch.int32)
+        # Low latency has the ids as int64, in memory of its own.
+        return (self.ids if self.exchange is None else kept(self.ids)).to(torch.int32)
 
     @functools.cached_property
     def num_input_tokens_per_rank(self) -> torch.Tensor:

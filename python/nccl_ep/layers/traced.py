@@ -46,6 +46,5 @@ def combine(layer: EPAll2AllLayer, input: torch.Tensor,
     if layout.ticket is None:
         raise ValueError("layout_desc: its dispatch was not traced, and this combine is; trace both "
                          "or none")
-    sums: torch.Tensor = layer_combine(input, layout.topk_indices_tensor, layout.ticket,
-                                       layer.number)
+    sums: torch.Tensor = layer_combine(input, layout.ids, layout.ticket, layer.number)
     return sums

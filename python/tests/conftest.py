@@ -147,6 +147,19 @@ def device() -> torch.device:
 
 
 @pytest.fixture
+def poisoned(monkeypatch) -> None:
+    """New memory holds NaN, or -1, until somebody writes to it."""
+    def filled(made: torch.Tensor) -> torch.Tensor:
+        if made.dim() and made.device.type != "meta":
+            made.view(torch.uint8).fill_(0xff)
+        return made
+
+    for owner, name in ((torch, "empty"), (torch.Tensor, "new_empty")):
+        make = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *size, make=make, **named: filled(make(*size, **named)))
+
+
+@pytest.fixture
 def captures(device, nodes) -> None:
     """For a test whose CUDA graphs route, for which the host waits over several nodes."""
     if device.type == "cpu" or len(set(nodes)) > 1:

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.autograd import forward_ad
 
 from nccl_ep import EpGroup, NcclEpError
-from nccl_ep.autograd import ht_combine, ht_dispatch, in_callers_order
+from nccl_ep.autograd import ht_combine, ht_dispatch
 
 pytestmark = pytest.mark.high_throughput
 
@@ -98,28 +98,6 @@ def test_a_graph_that_is_kept_and_none_at_all(routed):
         assert torch.equal(again, output) and not again.requires_grad
 
 
-def test_values_return_to_the_callers_order():
-    ids = torch.tensor([[5, 1, -1, 3], [2, 2, 0, 9], [-1, -1, -1, -1]])
-    packed = torch.tensor([[10.0, 30.0, 50.0, 0.0], [7.0, 20.0, 0.0, 0.0], [0.0] * 4])
-    want = torch.tensor([[50.0, 10.0, 0.0, 30.0], [20.0, 20.0, 7.0, 0.0], [0.0] * 4])
-    assert torch.equal(in_callers_order(ids, packed, 9), want)
-
-
-def test_a_handle_outlives_its_backward(group, size, device):
-    """Only the graph holds the handle; backward still works."""
-    ep = group(num_experts=size, hidden=16, algorithm="ht", dtype=torch.float32)
-    tokens = torch.ones((3, 16), device=device, requires_grad=True)
-
-    def forward():
-        handle = ep.create_handle(torch.arange(3, device=device).reshape(3, 1) % size)
-        weights = torch.ones((3, 1), device=device)
-        return ht_combine(handle, ht_dispatch(handle, tokens, weights)[0])
-
-    forward().sum().backward()
-    assert torch.equal(tokens.grad, torch.ones_like(tokens))
-    assert dist.get_world_size() == size
-
-
 def test_a_handle_of_inference_mode(group, size, device):
     """Its copy of the ids has no versions, and backward needs none."""
     ep = group(num_experts=size, hidden=16, algorithm="ht", dtype=torch.float32)
@@ -132,24 +110,6 @@ def test_a_handle_of_inference_mode(group, size, device):
         received = handle.dispatch(torch.ones((3, 16), device=device), weights)
         received.topk_weights.sum().backward()
         assert torch.equal(weights.grad, torch.ones_like(weights))
-
-
-def test_handles_themselves_are_differentiable(routed):
-    """`dispatch` and `combine` record what the functions of `autograd` record."""
-    problem, handle = routed
-    tokens, weights = problem.tokens, problem.weights
-    received = handle.dispatch(tokens, weights)
-    assert received.topk_weights.requires_grad and not received.topk_idx.requires_grad
-    factors = received.topk_weights.sum(dim=1, keepdim=True)
-    output = handle.combine(handle.dispatch(tokens).tokens * factors)
-    problem.backward(output)
-    got = output.detach(), tokens.grad.clone(), weights.grad.clone()
-    tokens.grad = weights.grad = None
-    rows, _, factors = ht_dispatch(handle, tokens, weights)
-    want = ht_combine(handle, rows * factors.sum(dim=1, keepdim=True))
-    problem.backward(want)
-    for have, expected in zip(got, (want, tokens.grad, weights.grad)):
-        problem.close(have, expected)
 
 
 def test_gradients_that_would_be_dropped_are_refused(routed, device):

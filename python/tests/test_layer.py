@@ -83,13 +83,6 @@ def test_given_scatter_indices_decide_the_order(layered, whole):
     torch.testing.assert_close(ep.combine(rows, layout), problem.tokens * valid)
 
 
-def test_wrong_scatter_indices_are_refused(layered):
-    problem, ep = layered()
-    with pytest.raises(ValueError, match="full_scatter_indices"):
-        ep.dispatch(problem.tokens, problem.topk_idx,
-                    full_scatter_indices=torch.zeros_like(problem.topk_idx))
-
-
 def test_an_id_that_a_token_repeats(layered, rank, size, device):
     """It is one row with the sum of its weights, which both get the gradient of. Ids from E on do
     not count."""
@@ -189,14 +182,6 @@ def test_what_torch_func_cannot_transform(layered):
     for mode in (torch.enable_grad, torch.no_grad):
         with mode(), pytest.raises(RuntimeError, match="dispatch: torch.func cannot transform a layer; use a handle"):
             torch.func.grad(lambda tokens: ep.dispatch(tokens, problem.topk_idx)[0].sum())(problem.tokens)
-
-
-def test_no_tokens_anywhere(layered):
-    problem, ep = layered()
-    rows, weights, layout = ep.dispatch(problem.tokens[:0], problem.topk_idx[:0],
-                                        problem.weights[:0])
-    assert rows.shape == (0, problem.hidden) and weights.shape == (0,)
-    assert ep.combine(rows, layout).shape == (0, problem.hidden)
 
 
 def test_configurations_that_make_no_sense(rank, size):

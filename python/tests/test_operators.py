@@ -45,18 +45,6 @@ def valid(received):
     return ([rows.view(torch.uint8) for rows, _ in here], [scales for _, scales in here])
 
 
-def test_low_latency_is_seen_by_dispatch_modes(low_latency):
-    problem, handle = low_latency
-    want = handle.dispatch(problem.tokens)
-    combined = handle.combine(want.tokens, problem.weights)
-    with Seen() as seen:
-        have = handle.dispatch(problem.tokens)
-        again = handle.combine(have.tokens, problem.weights)
-    assert seen.names == ["ll_dispatch", "ll_combine"]
-    assert torch.equal(again, combined) and torch.equal(have.counts, want.counts)
-    assert type(have) is type(want)
-
-
 @pytest.mark.parametrize("cast", [None, "fp8"])
 @pytest.mark.parametrize("staged", [False, True])
 def test_rank_major_rows_in_a_graph(low_latency, cast, staged):
@@ -119,19 +107,12 @@ def test_a_staged_operation_in_a_graph(low_latency):
     assert all(map(torch.equal, graph(problem.tokens, problem.weights), want))
 
 
-def test_rows_behind_all_experts_have_no_gradient(opened, monkeypatch):
+def test_rows_behind_all_experts_have_no_gradient(opened, poisoned):
     """Whatever is in the memory that the gradient of a combine comes to."""
     problem, ep, _ = opened("ht", bound=32, masked=True)
     handle = ep.open_handle(expert_alignment=4)
     handle.update(problem.topk_idx)
     rows = ep.most_rows(handle.top_k, 4)
-    new_empty = torch.Tensor.new_empty
-
-    def with_nan(self, *size, **named):
-        made = new_empty(self, *size, **named)
-        return made.fill_(torch.nan) if made.is_floating_point() else made
-
-    monkeypatch.setattr(torch.Tensor, "new_empty", with_nan)
     got = torch.ops.nccl_ep.ht_dispatch(problem.tokens, handle.topk_idx, handle.ticket, handle.number, ep.number, rows,
                                         True)
     assert got.shape[0] == rows and torch.isfinite(got).all() and got.any()

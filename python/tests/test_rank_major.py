@@ -72,13 +72,6 @@ def test_what_is_refused(opened):
             assert torch.equal(handle.combine(received.tokens), home)
 
 
-@pytest.mark.high_throughput
-def test_high_throughput_has_one_layout(opened):
-    problem, _, handle = opened("ht")
-    with pytest.raises(ValueError, match="layout: only low"):
-        handle.dispatch(problem.tokens, problem.weights, layout="rank")
-
-
 @pytest.mark.parametrize("staged", [False, True])
 def test_views(opened, world, device, staged):
     """Rows that stay in the library's memory: two batches at a time, on the same two places in turn."""

@@ -47,19 +47,6 @@ def test_high_throughput_forwards_scales(opened, order):
     assert torch.equal(received.topk_idx, plain.topk_idx)
 
 
-@pytest.mark.high_throughput
-@pytest.mark.parametrize("dtype", [torch.bool, torch.int16, torch.uint16, torch.uint32])
-def test_scales_of_any_type(opened, dtype):
-    """Of 1, 2 or 4 bytes, which come as they are."""
-    problem, _, handle = opened("ht", hidden=_HIDDEN)
-    bits = torch.randint(0, 2, (len(problem.tokens), 16), dtype=torch.uint8, device=problem.device)
-    scales = bits.view(dtype) if dtype == torch.bool else (7 * bits).view(dtype)
-    with handle:
-        received = handle.dispatch(problem.tokens[:, :32].contiguous(), scales=scales)
-        want = handle.dispatch(problem.tokens[:, :32].contiguous(), scales=scales.view(torch.uint8))
-    assert received.scales.dtype == dtype and torch.equal(received.scales.view(torch.uint8), want.scales)
-
-
 @pytest.mark.parametrize("order", ["row", "column"])
 def test_low_latency_forwards_scales(opened, order):
     problem, ep, handle = opened("ll", hidden=_HIDDEN)

@@ -113,20 +113,13 @@ def test_gradients_by_expert(opened, device):
 
 @pytest.mark.parametrize("mode", [contextlib.nullcontext, BaseTorchDispatchMode])
 @pytest.mark.parametrize("recorded", [False, True])
-def test_gradients_of_the_experts_by_expert(ep, problem, monkeypatch, mode, recorded):
+def test_gradients_of_the_experts_by_expert(ep, problem, poisoned, mode, recorded):
     """Whatever is in new memory, as they read the rows behind all experts; also where tokens want none."""
     handle = ep.open_handle(expert_alignment=8)
     handle.update(problem.topk_idx)
     matrix = torch.eye(problem.hidden, dtype=torch.bfloat16, device=ep.device, requires_grad=True)
     tokens, scales = problem.tokens.clone().requires_grad_(recorded), problem.tokens[:, :2].float()
-    plain = torch.empty
-
-    def with_nan(*size, **named):
-        made = plain(*size, **named)
-        return made.fill_(torch.nan) if made.is_floating_point() and made.device.type != "meta" else made
-
-    with monkeypatch.context() as patch, mode():
-        patch.setattr(torch, "empty", with_nan)
+    with mode():
         received = handle.dispatch(tokens, problem.weights)
         scaled = handle.dispatch(problem.tokens.to(torch.float8_e4m3fn), scales=scales, scales_order="column")
         output = handle.combine((received.tokens @ matrix) * received.topk_weights[:, None].to(torch.bfloat16))

@@ -2,9 +2,12 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import torch
+
+_Result = TypeVar("_Result")
 
 
 @contextlib.contextmanager
@@ -29,6 +32,26 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
         yield
     finally:
         torch.set_default_dtype(before)
+
+
+def captured(play: Callable[[], _Result]) -> tuple[torch.cuda.CUDAGraph, _Result]:
+    """A CUDA graph of what has run once without one, and its results."""
+    play()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        return graph, play()
+
+
+def weighted(rows: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, experts: int,
+             expert: Callable[[int, torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """The sum over a row's experts in float32, of `expert(number, rows)`, which may be NaN for others' rows."""
+    total = torch.zeros((), device=rows.device)
+    for each in range(experts):
+        factor = torch.where(ids == each, weights, 0.0).sum(dim=-1, keepdim=True)
+        result = expert(each, rows)
+        total = total + factor * torch.where(factor != 0, result, 0.0)
+    return total
 
 
 @dataclasses.dataclass
@@ -107,7 +130,17 @@ class Problem:
     @property
     def factors(self) -> torch.Tensor:
         """The sum of each token's weights, [T, 1]: what identity experts multiply it by."""
-        return torch.where(self.topk_idx >= 0, self.weights, 0.0).sum(dim=1, keepdim=True)
+        return self.live_weights.sum(dim=1, keepdim=True)
+
+    @property
+    def live_weights(self) -> torch.Tensor:
+        """The weights of experts, [T, K], 0 where there is none."""
+        return torch.where(self.topk_idx >= 0, self.weights, 0.0)
+
+    @property
+    def experts(self) -> torch.Tensor:
+        """How many experts each token has, [T, 1]."""
+        return (self.topk_idx >= 0).sum(dim=1, keepdim=True)
 
     @property
     def ranks(self) -> torch.Tensor:
@@ -126,11 +159,7 @@ class Problem:
 
     def mixed(self, rows: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, matrices) -> torch.Tensor:
         """Each row's experts by their local ids, weighted and summed, float32."""
-        result = torch.zeros(rows.shape, device=rows.device)
-        for expert, matrix in enumerate(matrices):
-            factor = torch.where(ids == expert, weights, 0.0).sum(dim=-1, keepdim=True)
-            result = result + torch.where(factor != 0, factor * self.expert(matrix, rows), 0.0)
-        return result
+        return weighted(rows, ids, weights, len(matrices), lambda each, rows: self.expert(matrices[each], rows))
 
     @torch.enable_grad()
     def dense(self) -> Dense:
@@ -139,10 +168,7 @@ class Problem:
         mine, loss = None, torch.zeros((), device=self.device)
         for rank, (tokens, ids, weights, grad) in enumerate(self._parts):
             tokens, weights = tokens.float().requires_grad_(), weights.clone().requires_grad_()
-            output = torch.zeros((len(tokens), self.hidden), device=self.device)
-            for expert in range(self.num_experts):
-                factor = torch.where(ids == expert, weights, 0.0).sum(dim=1, keepdim=True)
-                output = output + factor * self.expert(experts[expert], tokens)
+            output = self.mixed(tokens, ids, weights, experts)
             loss = loss + (output * grad.float()).sum()
             if rank == self.rank:
                 mine = tokens, weights, output

@@ -122,18 +122,14 @@ def test_choices_of_high_throughput(opened, world):
         assert tokens.grad is not None and not any(ep.choices.values())
 
 
-def test_exact_sums(group, size, device, nodes):
+def test_exact_sums(opened, size, nodes):
     """By k, where other sums are by rank."""
-    ep = group(num_experts=2 * size, hidden=64, dtype=torch.float32, algorithm="ll",
-               max_tokens_per_rank=20)
+    problem, ep, handle = opened("ll", top_k=2, hidden=64)
     reduce, exact = ep.variants("ll_combine")
     if size < 2 or exact.default or len(set(nodes)) > 1:
         return
-    ids = torch.tensor([[2, 0]] * 20, device=device)  # of ranks 1 and 0
-    random = torch.Generator().manual_seed(3)
-    weights = torch.rand((20, 2), generator=random).to(device)
-    tokens = torch.randn((20, 64), generator=random).to(device)
-    with ep.create_handle(ids) as handle:
+    tokens, weights = problem.tokens, problem.weights
+    with handle:
         rows = handle.dispatch(tokens).tokens
         reduced = handle.combine(rows, weights)
         by_k = handle.combine(rows, weights, choice=Choice(exact.name))

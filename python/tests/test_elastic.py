@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 from nccl_ep import deep_ep
+from problems import captured
 
 pytestmark = pytest.mark.high_throughput
 _MOST = 32
@@ -24,11 +25,6 @@ def buffer():
 def dispatched(buffer, problem, x=None, **how):
     return buffer.dispatch(problem.tokens if x is None else x, problem.topk_idx, problem.weights,
                            num_experts=problem.num_experts, **how)
-
-
-def experts_of(problem):
-    """To how many experts each token goes."""
-    return (problem.topk_idx >= 0).sum(dim=1, keepdim=True)
 
 
 def test_signatures():
@@ -72,8 +68,7 @@ def test_rows_by_token(buffer, problem, size, waits):
     assert same is handle and torch.equal(again[:used], rows[:used]) and torch.equal(more[:used], weights[:used])
     bias = torch.ones_like(problem.tokens), 2 * torch.ones_like(problem.tokens)
     sums, home, _ = buffer.combine(rows, handle, weights, bias, num_sms=4)
-    live = problem.topk_idx >= 0
-    torch.testing.assert_close(home, torch.where(live, problem.weights, 0.0))
+    torch.testing.assert_close(home, problem.live_weights)
     torch.testing.assert_close(sums.float(), problem.tokens.float() * problem.ranks + 3, rtol=2e-2,
                                atol=2e-2)
 
@@ -111,8 +106,8 @@ def test_rows_by_expert(buffer, problem, waits, scaled):
     results = rows.to(torch.bfloat16)
     results[~used] = torch.nan  # which no sum has
     sums, home, _ = buffer.combine(results, handle, weights)
-    torch.testing.assert_close(home, torch.where(problem.topk_idx >= 0, problem.weights, 0.0))
-    sent = (x[0] if scaled else x).float() * experts_of(problem)
+    torch.testing.assert_close(home, problem.live_weights)
+    sent = (x[0] if scaled else x).float() * problem.experts
     torch.testing.assert_close(sums.float(), sent, rtol=2e-2, atol=2e-2)
 
 
@@ -156,7 +151,7 @@ def test_bounds_of_batches(buffer, problem, world, expands):
                                          do_expand=expands)
         assert len(rows) == handle.num_expanded_tokens if expands else len(rows) == handle.num_recv_tokens
         assert len(rows) == world[1] * most * (min(problem.top_k, 3) if expands else 1)
-        expected = problem.tokens.float() * (experts_of(problem) if expands else problem.ranks)
+        expected = problem.tokens.float() * (problem.experts if expands else problem.ranks)
         torch.testing.assert_close(buffer.combine(rows, handle)[0].float(), expected, rtol=2e-2, atol=2e-2)
     assert len(buffer.shared._high) <= 4  # one of them without a bound
 
@@ -181,11 +176,7 @@ def test_memory_in_a_graph(captures, buffer, problem):
         rows, *_, handle, _ = dispatched(buffer, problem, do_cpu_sync=False, num_max_tokens_per_rank=4096)
         return rows.data_ptr(), buffer.combine(rows, handle)[0]
 
-    layer()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        (first, _), (second, sums) = layer(), layer()
+    graph, ((first, _), (second, sums)) = captured(lambda: (layer(), layer()))
     assert first == second
     graph.replay()
     expected = problem.tokens.float() * problem.ranks

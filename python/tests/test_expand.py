@@ -111,6 +111,16 @@ def test_memory_is_kept_for_the_stream_that_uses_it(ids, device, monkeypatch):
     assert noted == {each.data_ptr() for each in used}
 
 
+def test_no_rows(device):
+    ids = torch.full((2, 4), -1, device=device)
+    expansion = expand.by_expert(ids, 0, EXPERTS)
+    rows = expand.expand(torch.ones((2, HIDDEN), device=device), expansion)
+    assert rows.shape == (0, HIDDEN)
+    assert torch.equal(expand.reduce(rows, expansion), torch.zeros((2, HIDDEN), device=device))
+    nothing = expand.by_expert(ids[:0], 0, EXPERTS)
+    assert expand.reduce(rows, nothing).shape == (0, HIDDEN)
+
+
 def test_given_positions(ids, device):
     """Each expert's rows in reverse; then invalid orders."""
     pairs = pairs_of(ids)

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from problems import without_waiting
+from problems import captured, without_waiting
 
 pytestmark = pytest.mark.high_throughput
 _HIDDEN, _LOCAL = 64, 3
@@ -208,11 +208,7 @@ def test_graph(captures, buffer, world, device, most):
         received, probs, *_, handle = dispatched(buffer, first, num_permuted_tokens=256, pad_multiple=4)
         return received, probs, *buffer.combine_with_unpermute(hidden=received, probs=probs, handle=handle)
 
-    layer()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        received, probs, *combined = layer()
+    graph, (received, probs, *combined) = captured(layer)
     for before, after in zip(first.mine, second.mine):
         before.copy_(after)
     graph.replay()

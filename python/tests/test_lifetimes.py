@@ -9,6 +9,7 @@ import torch
 
 from nccl_ep.operators import numbers
 from nccl_ep.runtime import Runtime
+from problems import captured
 
 HIDDEN = 4096
 
@@ -188,15 +189,11 @@ def test_a_cuda_graph_of_a_handle_that_nobody_has(opened, size, device, algorith
         received = handle.dispatch(problem.tokens, None if low_latency else problem.weights)
         return handle.combine(received.tokens, problem.weights if low_latency else None)
 
-    def captured():
+    def of_a_handle():
         handle = ep.create_handle(problem.topk_idx.to(torch.int32))
-        round_trip(handle)
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            return graph, round_trip(handle)
+        return captured(lambda: round_trip(handle))
 
-    graph, output = captured()
+    graph, output = of_a_handle()
     gc.collect()
     rubbish = [torch.full_like(problem.topk_idx, -1) for _ in range(64)]
     factors = problem.factors if low_latency else problem.ranks

@@ -19,9 +19,14 @@ from nccl_ep.tuning.candidates import candidates, tried
 from nccl_ep.tuning.files import VARIABLE, document, in_force, write
 from nccl_ep.tuning.ranks import Ranks
 from nccl_ep.tuning.search import best
-from problems import default_dtype
+from problems import Problem, default_dtype
 
 FEW = [Choice(None, 4, 4, 256), Choice(None, 8, 2, 256)]
+
+
+@pytest.fixture
+def shape(size) -> nccl_ep.MoeShape:
+    return nccl_ep.MoeShape(num_experts=size, hidden=64, top_k=1, max_tokens_per_rank=1)
 
 
 def test_candidates_fit_the_gpu():
@@ -120,17 +125,15 @@ def test_a_file_is_replaced_as_a_whole(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["folder", "times.json"]
 
 
-def test_torchs_defaults_do_not_matter(size, tmp_path, monkeypatch):
+def test_torchs_defaults_do_not_matter(shape, tmp_path, monkeypatch):
     """Neither torch's default type nor its default device affects tuning."""
     monkeypatch.setattr(search, "candidates", lambda *_: [])
-    shape = nccl_ep.MoeShape(num_experts=size, hidden=64, top_k=1, max_tokens_per_rank=1)
     with default_dtype(torch.bfloat16), torch.device("meta"):
         found = nccl_ep.tune(tmp_path / "times.json", shape, repetitions=1, progress=False)
     assert [entry["default"] for entry in found["entries"]] == [True, True]
 
 
-def test_what_cannot_be_tuned(size, tmp_path):
-    shape = nccl_ep.MoeShape(num_experts=size, hidden=64, top_k=1, max_tokens_per_rank=1)
+def test_what_cannot_be_tuned(shape, tmp_path):
     nothing = dataclasses.replace(shape, max_tokens_per_rank=0)
     for arguments, text in (((shape, "mid"), "algorithms: must be 'll' or 'ht', not 'mid'"),
                             ((shape, ["ll", "l"]), "not 'l'"),
@@ -140,11 +143,10 @@ def test_what_cannot_be_tuned(size, tmp_path):
 
 
 @pytest.mark.parametrize("place", ["no/such/folder/times.json", "."])
-def test_a_file_that_cannot_be_written(size, tmp_path, monkeypatch, place):
+def test_a_file_that_cannot_be_written(shape, tmp_path, monkeypatch, place):
     """Every rank reports it with the caller's path before anything is measured."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(search, "search", None)
-    shape = nccl_ep.MoeShape(num_experts=size, hidden=64, top_k=1, max_tokens_per_rank=1)
     with pytest.raises(OSError, match=f"^{place}: cannot be written: "):
         nccl_ep.tune(place, shape)
     assert os.listdir(tmp_path) == []
@@ -194,7 +196,7 @@ def test_tuning_end_to_end(rank, size, device, monkeypatch, tmp_path, algorithm)
             assert bool((received.tokens[:3 * size if rank == 0 else 0] == 1).all())
 
 
-def test_other_rows_are_compared_with_what_they_get_otherwise(size, tmp_path, monkeypatch):
+def test_other_rows_are_compared_with_what_they_get_otherwise(shape, tmp_path, monkeypatch):
     """A group with the file runs them as plain rows where it has nothing for them."""
     plain = {"operation": "ll_dispatch", "tokens": 1, "blocks": 1, "send_blocks": 1, "threads": 256}
     seen = []
@@ -204,7 +206,6 @@ def test_other_rows_are_compared_with_what_they_get_otherwise(size, tmp_path, mo
         return [{**plain, "row_bytes": 128, "layout": work[2].layout}]
 
     monkeypatch.setattr(search, "search", found)
-    shape = nccl_ep.MoeShape(num_experts=size, hidden=64, top_k=1, max_tokens_per_rank=1)
     nccl_ep.tune(tmp_path / "times.json", shape, rows=(Rows(layout="rank"), Rows()), progress=False)
     assert seen == [(Rows(), []), (Rows(layout="rank"), [plain])]
 
@@ -284,8 +285,9 @@ def test_what_a_tuned_group_chooses():
     assert chosen(5, operation="ll_combine") == Choice("ll.exact")
 
 
-def test_a_file_names_a_variant(size, group, device, nodes):
+def test_a_file_names_a_variant(world, group, device, nodes):
     """The group takes it where no other is chosen."""
+    size = world[1]
     if size < 2 or len(set(nodes)) > 1:
         return
     facts = {"num_experts": 2 * size, "hidden": 64, "dtype": torch.float32, "max_tokens_per_rank": 20}
@@ -295,13 +297,11 @@ def test_a_file_names_a_variant(size, group, device, nodes):
     with in_force(document(gpu, size, [
             {"operation": "ll_combine", "tokens": 1, "row_bytes": 256, "layout": "expert", "variant": "ll.exact"}])):
         tuned = group(**facts)
-    ids = torch.tensor([[2, 0]] * 20, device=device)  # of ranks 1 and 0
-    weights = torch.rand((20, 2), generator=torch.Generator().manual_seed(3)).to(device)
-    tokens = torch.randn((20, 64), generator=torch.Generator().manual_seed(4)).to(device)
+    problem = Problem(*world, top_k=2, experts_per_rank=2, hidden=64, device=device)
 
     def combined(ep, choice=None):
-        with ep.create_handle(ids) as handle:
-            return handle.combine(handle.dispatch(tokens).tokens, weights, choice=choice)
+        with ep.create_handle(problem.topk_idx) as handle:
+            return handle.combine(handle.dispatch(problem.tokens).tokens, problem.weights, choice=choice)
 
     exact, reduced = (combined(own, Choice(name)) for name in ("ll.exact", "ll.reduce"))
     assert not torch.equal(exact, reduced)

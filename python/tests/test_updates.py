@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import BaseTorchDispatchMode
 
 from nccl_ep import NcclEpError, deep_ep
 from nccl_ep.runtime import Runtime
-from problems import Problem
+from problems import Problem, captured
 
 pytestmark = pytest.mark.high_throughput
 _MOST = 24
@@ -44,7 +44,7 @@ def test_an_update_is_another_routing(group, size, world, device, algorithm):
         assert all(map(torch.equal, have[2:4], want[2:4])) and torch.equal(have.tokens, want.tokens)
         assert counts.tolist() == [(want.topk_idx == each).sum().item() for each in range(3)]
         _, home = handle.combine_with_weights(have.tokens, have.topk_weights)
-        torch.testing.assert_close(home, torch.where(problem.topk_idx >= 0, problem.weights, 0.0))
+        torch.testing.assert_close(home, problem.live_weights)
 
 
 @pytest.mark.parametrize("mode", [contextlib.nullcontext, BaseTorchDispatchMode])
@@ -84,8 +84,7 @@ def test_rows_by_expert(ep, problem, alignment):
     assert scaled.scales.shape == (len(rows), 2) and bool((scaled.scales[:begin][used.any(dim=1)] == 1).all())
     with pytest.raises(NcclEpError, match="rows that lie by expert are not cast"):
         handle.dispatch(problem.tokens, cast="fp8")
-    live = (problem.topk_idx >= 0).sum(dim=1, keepdim=True)
-    problem.close(handle.combine(used), problem.tokens.float() * live)
+    problem.close(handle.combine(used), problem.tokens.float() * problem.experts)
     with pytest.raises(NcclEpError, match="expert_alignment: must be 0 or a power of two"):
         ep.open_handle(expert_alignment=3)
     with pytest.raises(NcclEpError, match="expert_alignment: rows by expert, filled up to it, must be countable"):
@@ -171,17 +170,13 @@ def test_numbers_that_nobody_knows_in_a_graph(group, world, problem, monkeypatch
 
 def replayed(problem, others, play):
     """The results of a graph of `play` with other tensors in the problem's memory, and those without a graph."""
-    torch.cuda.synchronize()
-    play()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = play()
+    graph, results = captured(play)
     for given in others:
         for mine, its in zip((problem.tokens, problem.topk_idx, problem.weights), given):
             mine.copy_(its)
         graph.replay()
         torch.cuda.synchronize()
-        yield [each.clone() for each in captured], play()
+        yield [each.clone() for each in results], play()
 
 
 @pytest.mark.parametrize("how", ["flat", "by expert", "ElasticBuffer", "ElasticBuffer expanded", "Buffer",

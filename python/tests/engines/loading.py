@@ -159,13 +159,3 @@ def routing(random: torch.Generator, tokens: int, experts: int, top_k: int, lost
     ids = torch.rand((tokens, experts), generator=random).argsort(1)[:, :top_k].contiguous()
     ids[torch.rand(ids.shape, generator=random) < lost] = -1
     return [ids, torch.rand(ids.shape, generator=random)]
-
-
-def weighted(rows: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, experts: int, expert) -> torch.Tensor:
-    """The sum over a row's experts in float32, of `expert(number, rows)`, which may be NaN for others' rows."""
-    total = 0
-    for each in range(experts):
-        factor = torch.where(ids == each, weights, 0.0).sum(1, keepdim=True)
-        result = expert(each, rows)
-        total = total + factor * torch.where(factor != 0, result, 0.0)
-    return total

@@ -12,7 +12,8 @@ import types
 import pytest
 import torch
 
-from loading import folder, forget, routing, weighted, without_gpu
+from loading import folder, forget, routing, without_gpu
+from problems import weighted
 
 pytestmark = pytest.mark.high_throughput
 # One of the sizes that FlashInfer lets through in low latency.

@@ -207,10 +207,7 @@ def test_functions(core, world, device, is_async):
         rows, ids, factors, counts, handle = fused_a2a.fused_dispatch(
             hidden, problem.topk_idx, weights, problem.num_experts, group, is_async, is_async)
         assert counts.tolist() == [int((ids == expert).sum()) for expert in range(local)]
-        found = torch.zeros(rows.shape, device=device)
-        for expert, matrix in enumerate(problem.local_experts(local)):
-            factor = torch.where(ids == expert, factors, 0.0).sum(dim=1, keepdim=True)
-            found = found + factor * problem.expert(matrix, rows)
+        found = problem.mixed(rows, ids, factors, problem.local_experts(local))
         output, _ = fused_a2a.fused_combine(found.to(dtype), group, handle, is_async, is_async)
         buffers.add(fused_a2a._buffer)
         running.append((problem, hidden, weights, output))

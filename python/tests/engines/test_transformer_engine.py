@@ -15,7 +15,8 @@ import types
 import pytest
 import torch
 
-from loading import folder, modules, routing, weighted, without_gpu
+from loading import folder, modules, routing, without_gpu
+from problems import weighted
 
 pytestmark = pytest.mark.high_throughput
 HIDDEN, MOST, TOP_K, LOCAL, ALIGNMENT = 512, 12, 3, 3, 16

@@ -8,7 +8,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from loading import FP8, plain, weighted
+from loading import FP8, plain
+from problems import captured, weighted
 from vllm_files import named, quantized_input, vllm
 
 pytestmark = pytest.mark.high_throughput
@@ -140,11 +141,7 @@ def test_graph(layer, engine, device, backend, hidden, quantization):
     engine.options.enforce_eager = False
     made = layer(backend, hidden, **quantization)
     batch = made.batch(5)
-    made.run(*batch)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        outputs = [made.run(*batch) for _ in range(2)]
+    graph, outputs = captured(lambda: [made.run(*batch) for _ in range(2)])
     for seed in range(3):
         batch[1].copy_(batch[1].roll(1 + seed, dims=0))
         batch[2].mul_(0.5)

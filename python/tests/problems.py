@@ -54,6 +54,17 @@ def weighted(rows: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, exper
     return total
 
 
+def plain(rows: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:
+    """float32 of rows [.., H] and scales [.., S], if any: numbers, or exponents, of which an int32 has four."""
+    if scales is None:
+        return rows.float()
+    if scales.dtype == torch.int32:
+        scales = torch.stack([scales >> shift & 255 for shift in (0, 8, 16, 24)], dim=-1).flatten(-2)
+    if not scales.is_floating_point():
+        scales = torch.exp2(scales.float() - 127)
+    return (rows.float().unflatten(-1, (scales.shape[-1], -1)) * scales[..., None]).flatten(-2)
+
+
 @dataclasses.dataclass
 class Dense:
     """The result of a dense computation: this rank's output, and the gradients."""

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import BaseTorchDispatchMode
 from nccl_ep import EpHandle, deep_ep
 from nccl_ep.deep_ep import shared
 from nccl_ep.deep_ep.utils import EventHandle, EventOverlap
-from problems import Problem
+from problems import Problem, plain
 
 pytestmark = pytest.mark.high_throughput
 _MOST = 32
@@ -50,10 +50,18 @@ def there_and_back(buffer, problem, hooks=False, first=None):
     return sums, counts
 
 
+def check_arguments(kind: type, expected: dict[str, str]) -> None:
+    """Names of methods, and of the arguments that have a place."""
+    for method, words in expected.items():
+        parameters = inspect.signature(getattr(kind, method)).parameters
+        positional = [name for name, each in parameters.items() if each.kind is each.POSITIONAL_OR_KEYWORD]
+        assert positional == ["self", *words.split()], method
+
+
 def test_signatures():
     """Names, order and defaults of the arguments are DeepEP's."""
     stream = "previous_event async_finish allocate_on_comm_stream"
-    expected = {
+    check_arguments(deep_ep.Buffer, {
         "__init__": "group num_nvl_bytes num_rdma_bytes low_latency_mode num_qps_per_rank "
                     "allow_nvlink_for_low_latency_mode allow_mnnvl explicitly_destroy enable_shrink comm",
         "get_dispatch_layout": f"topk_idx num_experts {stream}",
@@ -67,11 +75,7 @@ def test_signatures():
         "low_latency_combine": "x topk_idx topk_weights handle use_logfmt zero_copy async_finish "
                                "return_recv_hook out combine_wait_recv_cost_stats",
         "get_next_low_latency_combine_buffer": "handle",
-        "clean_low_latency_buffer": "num_max_dispatch_tokens_per_rank hidden num_experts"}
-    for name, words in expected.items():
-        parameters = inspect.signature(getattr(deep_ep.Buffer, name)).parameters
-        positional = [name for name, each in parameters.items() if each.kind is each.POSITIONAL_OR_KEYWORD]
-        assert positional == ["self", *words.split()], name
+        "clean_low_latency_buffer": "num_max_dispatch_tokens_per_rank hidden num_experts"})
     defaults = inspect.signature(deep_ep.Buffer).parameters
     assert defaults["num_qps_per_rank"].default == 24
     assert inspect.signature(deep_ep.Buffer.low_latency_dispatch).parameters["use_fp8"].default is True
@@ -232,11 +236,7 @@ def test_low_latency(buffer, size, world, device, how, hooks):
         assert scales.dtype == (torch.int32 if packed else torch.float32)
         assert scales.shape == (len(counts), size * _MOST, blocks)
         assert scales.stride() == (blocks * size * _MOST, 1, size * _MOST)
-        if packed:
-            exponents = scales.flatten().clone().view(torch.uint8).to(torch.int32)
-            exponents = exponents.view(*scales.shape[:2], 4)
-            scales = torch.exp2((exponents - 127).float())
-        values = (rows.float().unflatten(2, (4, -1)) * scales.float().unsqueeze(-1)).flatten(2)
+        values = plain(rows, scales)
     assert rows.shape == (len(counts), size * _MOST, 512)
     for block, want, count, total in zip(values, problem.by_expert(), counts.tolist(), stats.tolist()):
         assert count == len(want) == total - 1

@@ -33,8 +33,7 @@ def sent(buffer, problem):
 @pytest.mark.parametrize("signals, is_dense", [("src_signals", True), ("comp_signal", False)])
 def test_rows_that_are_computed_after_the_call(buffer, problem, device, signals, is_dense):
     """Nothing of them is read before the hook, wherever they lie; another dispatch may be in between."""
-    rows, counts, handle = sent(buffer, problem)
-    want, _, _ = buffer.low_latency_combine(rows, problem.topk_idx, problem.weights, handle)
+    want, _ = there_and_back(buffer, problem)
     rows, counts, handle = sent(buffer, problem)
     late = torch.full((*rows.shape[:2], rows.shape[2] * (1 if is_dense else 2)), float("nan"), dtype=rows.dtype,
                       device=device)[..., :rows.shape[2]]
@@ -129,8 +128,7 @@ def test_on_another_stream(buffer, problem, device):
     """The hook comes behind the stream that calls it, and runs on that of the combine."""
     if device.type == "cpu":
         pytest.skip("the CPU has no streams")
-    rows, _, handle = sent(buffer, problem)
-    want, _, _ = buffer.low_latency_combine(rows, problem.topk_idx, problem.weights, handle)
+    want, _ = there_and_back(buffer, problem)
     rows, _, handle = sent(buffer, problem)
     late, side = torch.full_like(rows, float("nan")), torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -185,8 +183,7 @@ def test_a_combine_that_fails(buffer, problem, nodes, monkeypatch):
 
 def test_without_overlap(buffer, problem):
     """The keywords alone change nothing; rows that come late need a hook."""
-    rows, _, handle = sent(buffer, problem)
-    want, _, _ = buffer.low_latency_combine(rows, problem.topk_idx, problem.weights, handle)
+    want, _ = there_and_back(buffer, problem)
     rows, _, handle = sent(buffer, problem)
     with pytest.raises(NotImplementedError, match="overlap: needs return_recv_hook"):
         buffer.low_latency_combine(rows, problem.topk_idx, problem.weights, handle, overlap=True)

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from nccl_ep import NcclEpError
-from problems import Problem
+from problems import Problem, plain
 from test_deep_ep import dispatched, there_and_back
 
 pytestmark = pytest.mark.high_throughput
@@ -66,8 +66,7 @@ def test_sglang_one_buffer_for_both_modes(deep_ep, world, device):
     combining = []
     for ((rows, scales), _, handle, event, hook), (_, ids, weights) in zip(running, batches):
         hook()
-        values = (rows.float().unflatten(2, (4, -1)) * scales.unsqueeze(-1)).flatten(2)
-        results = experts_by_block(problem, values, local).to(torch.bfloat16)
+        results = experts_by_block(problem, plain(rows, scales), local).to(torch.bfloat16)
         rows.set_(torch.empty(0, dtype=rows.dtype, device=device))
         combining.append(buffer.low_latency_combine(x=results, topk_idx=ids, topk_weights=weights,
                                                     handle=handle, async_finish=False,

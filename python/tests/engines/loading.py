@@ -143,17 +143,6 @@ def quantized(x: torch.Tensor, size: int, powers: bool = False) -> tuple[torch.T
     return (blocks / scales[..., None]).flatten(1).to(FP8), scales
 
 
-def plain(rows: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:
-    """float32 of rows [.., H] and scales [.., S], if any: numbers, or exponents, of which an int32 has four."""
-    if scales is None:
-        return rows.float()
-    if scales.dtype == torch.int32:
-        scales = torch.stack([scales >> shift & 255 for shift in (0, 8, 16, 24)], dim=-1).flatten(-2)
-    if not scales.is_floating_point():
-        scales = torch.exp2(scales.float() - 127)
-    return (rows.float().unflatten(-1, (scales.shape[-1], -1)) * scales[..., None]).flatten(-2)
-
-
 def routing(random: torch.Generator, tokens: int, experts: int, top_k: int, lost: float) -> list[torch.Tensor]:
     """Ids, some of them -1, and weights."""
     ids = torch.rand((tokens, experts), generator=random).argsort(1)[:, :top_k].contiguous()

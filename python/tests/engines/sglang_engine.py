@@ -15,8 +15,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from loading import answer, folder, modules, plain, quantized, without_gpu
-from problems import Problem, weighted
+from loading import answer, folder, modules, quantized, without_gpu
+from problems import Problem, plain, weighted
 
 _MOE = "sglang.srt.layers.moe"
 _DISPATCHERS = f"{_MOE}.token_dispatcher"

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from loading import folder, forget, routing, without_gpu
-from problems import weighted
+from problems import captured, weighted
 
 pytestmark = pytest.mark.high_throughput
 # One of the sizes that FlashInfer lets through in low latency.
@@ -193,10 +193,7 @@ def test_graph_state(moe_ep, layer, world, device, way):
     experts.check(each.forward(tensors, graph_state=state), *kept)
     graph = None
     if device.type != "cpu":
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            each.forward(tensors, graph_state=state)
+        graph, _ = captured(lambda: each.forward(tensors, graph_state=state))
     for seed in range(1, 4):
         for to, new in zip(kept, experts.step(seed, MOST - world[0])):
             to.copy_(new)

@@ -184,46 +184,45 @@ _CASES = {
 }
 
 
-def check_backward(running):
-    """Outputs of problems, and the gradients of their tokens and weights."""
-    for problem, hidden, weights, output in running:
+def micro_batches(world, device, run):
+    """Three in flight, of two types, with ids of -1 and without tokens on rank 1; the first goes back first. Each has
+    the right output, and gradients of its tokens and weights."""
+    running = []
+    for seed, dtype in enumerate((torch.float32, torch.bfloat16, torch.float32)):
+        problem = Problem(*world, hidden=_HIDDEN, masked=True, dtype=dtype, device=device, seed=seed)
+        output = run(problem, problem.tokens.requires_grad_(), problem.weights.requires_grad_())
+        running.append((problem, output))
+    for problem, output in running:
         problem.backward(output)
-        want = problem.dense()
-        for got, right in ((output, want.output), (hidden.grad, want.tokens_grad), (weights.grad, want.weights_grad)):
-            problem.close(got, right)
+        problem.check(output)
 
 
 @pytest.mark.parametrize("is_async", [False, True])
 def test_functions(core, world, device, is_async):
-    """Three micro-batches in flight, of two types, with ids of -1 and without tokens on rank 1; the first goes back
-    first. One Buffer serves all."""
+    """One Buffer serves all micro-batches."""
     from megatron.core.transformer.moe import fused_a2a
 
-    running, buffers = [], set()
-    for seed, dtype in enumerate((torch.float32, torch.bfloat16, torch.float32)):
-        problem = Problem(*world, hidden=_HIDDEN, masked=True, dtype=dtype, device=device, seed=seed)
-        hidden, weights = problem.tokens.requires_grad_(), problem.weights.requires_grad_()
+    buffers = set()
+
+    def run(problem, hidden, weights):
         group, local = dist.group.WORLD, problem.num_experts // world[1]
         rows, ids, factors, counts, handle = fused_a2a.fused_dispatch(
             hidden, problem.topk_idx, weights, problem.num_experts, group, is_async, is_async)
         assert counts.tolist() == [int((ids == expert).sum()) for expert in range(local)]
         found = problem.mixed(rows, ids, factors, problem.local_experts(local))
-        output, _ = fused_a2a.fused_combine(found.to(dtype), group, handle, is_async, is_async)
         buffers.add(fused_a2a._buffer)
-        running.append((problem, hidden, weights, output))
-    check_backward(running)
+        return fused_a2a.fused_combine(found.to(problem.dtype), group, handle, is_async, is_async)[0]
+
+    micro_batches(world, device, run)
     assert len(buffers) == 1
 
 
 @pytest.mark.parametrize("waits", [True, False])
 def test_hybrid_functions(core, world, device, waits):
-    """Three micro-batches in flight, as above, by maps and a matrix of factors; with a bound of rows or without."""
+    """By maps and a matrix of factors; with a bound of rows or without."""
     from megatron.core.transformer.moe import fused_a2a
 
-    running = []
-    for seed, dtype in enumerate((torch.float32, torch.bfloat16, torch.float32)):
-        problem = Problem(*world, hidden=_HIDDEN, masked=True, dtype=dtype, device=device, seed=seed)
-        hidden, weights = problem.tokens.requires_grad_(), problem.weights.requires_grad_()
+    def run(problem, hidden, weights):
         experts, local = problem.num_experts, problem.num_experts // world[1]
         ids = problem.topk_idx.remainder(experts + 1)  # -1 is the last
         probs = weights.new_zeros((len(ids), experts + 1)).scatter(1, ids, weights)[:, :experts]
@@ -236,9 +235,9 @@ def test_hybrid_functions(core, world, device, waits):
         found = [factor[:, None] * problem.expert(matrix, block) for matrix, block, factor in zip(
             problem.local_experts(local), rows.split(parts), factors.split(parts))]
         found.append(rows.new_zeros((parts[-1], _HIDDEN)))
-        output = fused_a2a.hybrid_ep_combine(torch.cat(found).to(dtype), handle, len(rows), 8)
-        running.append((problem, hidden, weights, output))
-    check_backward(running)
+        return fused_a2a.hybrid_ep_combine(torch.cat(found).to(problem.dtype), handle, len(rows), 8)
+
+    micro_batches(world, device, run)
     fused_a2a.reset_hybrid_ep_buffer()
 
 

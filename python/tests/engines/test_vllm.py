@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from loading import FP8, plain
-from problems import captured, weighted
+from loading import FP8
+from problems import captured, plain, weighted
 from vllm_files import named, quantized_input, vllm
 
 pytestmark = pytest.mark.high_throughput

@@ -159,11 +159,18 @@ def poisoned(monkeypatch) -> None:
         monkeypatch.setattr(owner, name, lambda *size, make=make, **named: filled(make(*size, **named)))
 
 
+@pytest.fixture(scope="session")
+def on_gpu(device) -> None:
+    """For a test of streams or CUDA graphs."""
+    if device.type == "cpu":
+        pytest.skip("the CPU has no streams and no graphs")
+
+
 @pytest.fixture
-def captures(device, nodes) -> None:
+def captures(on_gpu, nodes) -> None:
     """For a test whose CUDA graphs route, for which the host waits over several nodes."""
-    if device.type == "cpu" or len(set(nodes)) > 1:
-        pytest.skip("no graphs on the CPU, and none that route over several nodes")
+    if len(set(nodes)) > 1:
+        pytest.skip("no graphs route over several nodes")
 
 
 @pytest.fixture(scope="session")
@@ -246,6 +253,12 @@ def opened(group, world, device):
         return problem, ep, ep.create_handle(problem.topk_idx)
 
     return make
+
+
+@pytest.fixture
+def low_latency(opened) -> tuple[Problem, EpHandle]:
+    """A problem and a handle, for programs that are traced."""
+    return opened("ll", bound=32, hidden=128, dtype=torch.bfloat16)[::2]
 
 
 @pytest.fixture

@@ -200,6 +200,15 @@ class Problem:
         if experts is not None:
             self.close(experts.grad, want.experts_grad[self.rank * len(experts):][:len(experts)])
 
+    def gradients(self, output: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Of tokens and weights, if that of this output is this rank's."""
+        return torch.autograd.grad((output.float() * self.grad.float()).sum(), (self.tokens, self.weights))
+
+    def same(self, got: torch.Tensor, want: torch.Tensor) -> None:
+        """Two outputs, and the gradients of tokens and weights."""
+        for have, right in zip((got, *self.gradients(got)), (want, *self.gradients(want))):
+            self.close(have, right)
+
     def close(self, got: torch.Tensor, want: torch.Tensor) -> None:
         """Equal up to the rounding of the tokens' type."""
         limit = 2e-5 if self.dtype == torch.float32 else 5e-2

@@ -35,12 +35,6 @@ def unknown_sizes():
         yield
 
 
-@pytest.fixture
-def low_latency(opened):
-    """A problem and a handle of low latency."""
-    return opened("ll", bound=32, hidden=128, dtype=torch.bfloat16)[::2]
-
-
 def same(got, want):
     """Two results of one program."""
     for have, expected in zip(got, want, strict=True):

@@ -124,10 +124,8 @@ def test_hooks_that_nobody_calls(buffer, problem):
     assert not any(place.handle.staged_outputs or place.is_given_up for place in free)
 
 
-def test_on_another_stream(buffer, problem, device):
+def test_on_another_stream(on_gpu, buffer, problem):
     """The hook comes behind the stream that calls it, and runs on that of the combine."""
-    if device.type == "cpu":
-        pytest.skip("the CPU has no streams")
     want, _ = there_and_back(buffer, problem)
     rows, _, handle = sent(buffer, problem)
     late, side = torch.full_like(rows, float("nan")), torch.cuda.Stream()

@@ -195,10 +195,8 @@ def test_registered_tensors(ep, group, world, device):
     assert (tensor == 3).all()
 
 
-def test_tensors_of_symmetric_memory(group, world, peers, device):
+def test_tensors_of_symmetric_memory(on_gpu, group, world, peers, device):
     """Torch puts them together of pieces."""
-    if device.type == "cpu":
-        pytest.skip("torch has such memory on GPUs only")
     from torch.distributed import _symmetric_memory as symmetric
 
     ep = group(num_experts=world[1], hidden=64, max_tokens_per_rank=8)

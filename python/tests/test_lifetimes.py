@@ -69,11 +69,9 @@ def test_operations_on_another_stream(group, size, device, algorithm, staged):
         del rubbish
 
 
-def test_complete_on_another_current_stream(group, size, device):
+def test_complete_on_another_current_stream(on_gpu, group, size, device):
     """`complete` writes to tensors of the first stream, whose memory must not be reused meanwhile.
     """
-    if device.type != "cuda":
-        pytest.skip("no streams on the CPU")
     ep = group(num_experts=size, hidden=HIDDEN, max_tokens_per_rank=8, dtype=torch.float32)
     other = torch.cuda.Stream(device)
     handle = ep.create_handle(torch.arange(8, device=device).reshape(8, 1) % size)
@@ -89,10 +87,8 @@ def test_complete_on_another_current_stream(group, size, device):
 
 
 @pytest.mark.high_throughput
-def test_dispatch_waits_for_the_handles_own_copy_of_ids(group, size, device, monkeypatch):
+def test_dispatch_waits_for_the_handles_own_copy_of_ids(on_gpu, group, size, device, monkeypatch):
     """It is made after the exchange, so what waits for the group's last operation does not wait for it."""
-    if device.type != "cuda":
-        pytest.skip("no streams on the CPU")
     ep = group(num_experts=size, hidden=HIDDEN, max_tokens_per_rank=8, dtype=torch.float32, algorithm="ht")
     ids = torch.arange(8, device=device).reshape(8, 1) % size
     tokens, weights = torch.ones((8, HIDDEN), device=device), torch.full((8, 1), 2.0, device=device)
@@ -178,10 +174,8 @@ def test_a_captured_handle_lives_as_long_as_its_group(group, size, device, monke
     assert alive[1]() is None
 
 
-def test_a_cuda_graph_of_a_handle_that_nobody_has(opened, size, device, algorithm):
+def test_a_cuda_graph_of_a_handle_that_nobody_has(on_gpu, opened, size, algorithm):
     """Replays with other tokens, after the program has dropped the handle and the ids."""
-    if device.type != "cuda":
-        pytest.skip("the stand-ins cannot capture")
     problem, ep, _ = opened(algorithm, bound=9 + 2 * size, hidden=64)
     low_latency = algorithm == "ll"
 

@@ -134,10 +134,8 @@ def test_steps(layer, engine, backend, hidden, quantization, eager):
 
 
 @pytest.mark.parametrize("backend, hidden, quantization", _LL + _V2)
-def test_graph(layer, engine, device, backend, hidden, quantization):
+def test_graph(on_gpu, layer, engine, backend, hidden, quantization):
     """Two layers in a graph, whose replays route by the ids of each step."""
-    if device.type == "cpu":
-        pytest.skip("no graphs on the CPU")
     engine.options.enforce_eager = False
     made = layer(backend, hidden, **quantization)
     batch = made.batch(5)

@@ -191,9 +191,8 @@ def test_no_communicator_is_left_when_a_group_cannot_be_made(world, monkeypatch)
     assert len(ended) == 2
 
 
-def test_closing(group, size, device):
-    ep = group(num_experts=size, hidden=8, max_tokens_per_rank=2)
-    handle = ep.create_handle(torch.zeros((1, 1), dtype=torch.int64, device=device))
+def test_closing(small, device):
+    ep, handle = small(1)
     ep.close()
     ep.close()
     with pytest.raises(RuntimeError, match="group is closed"):

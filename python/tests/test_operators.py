@@ -112,16 +112,6 @@ def test_rows_behind_all_experts_have_no_gradient(opened, poisoned):
     assert got.shape[0] == rows and torch.isfinite(got).all() and got.any()
 
 
-def test_ids_that_a_compiler_keeps_elsewhere(low_latency):
-    """An operator writes them to the handle."""
-    problem, handle = low_latency
-    others = problem.topk_idx.flip(0).clone()
-    want = torch.ops.nccl_ep.ll_dispatch(problem.tokens, None, others, None, None, "row", handle.number,
-                                         handle.group.number, False)
-    assert torch.equal(handle.topk_idx, others)
-    assert torch.equal(want[1], handle.dispatch(problem.tokens).counts)
-
-
 def test_high_throughput_has_the_same_gradients(high_throughput):
     problem, handle = high_throughput
 

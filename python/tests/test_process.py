@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from unittest import mock
 
 import pytest
 
@@ -212,24 +213,15 @@ def test_the_command_that_tunes(tmp_path, fresh):
     assert len(re.findall(r"^\| ll_(?:dispatch|combine) ", done.stdout, re.M)) == 4
 
 
-class Clock:
-    """Seconds that pass only when told to."""
-
-    now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
 def test_progress_without_tqdm(monkeypatch, capsys):
     """Lines, and nothing if it is quick."""
-    clock = Clock()
+    clock = mock.Mock(**{"monotonic.return_value": 0.0})
     monkeypatch.setitem(sys.modules, "tqdm.auto", None)
     monkeypatch.setattr("nccl_ep.tuning.progress.time", clock)
     for seconds in (0.1, 8.0):
         bar = Progress(True, "ll", 4)
         for _ in range(4):
-            clock.now += seconds
+            clock.monotonic.return_value += seconds
             bar.step()
         bar.close()
     Progress(False, "ht", 1).step()
@@ -238,23 +230,12 @@ def test_progress_without_tqdm(monkeypatch, capsys):
 
 def test_progress_by_tqdm(monkeypatch):
     """Its notebook or text bar gets every step, and is closed."""
-    calls = []
-
-    class Bar:
-        def __init__(self, **settings):
-            calls.append((settings["total"], settings["desc"]))
-
-        def update(self):
-            calls.append("update")
-
-        def close(self):
-            calls.append("close")
-
-    module = type(sys)("tqdm.auto")
-    module.tqdm = Bar
-    monkeypatch.setitem(sys.modules, "tqdm", type(sys)("tqdm"))
-    monkeypatch.setitem(sys.modules, "tqdm.auto", module)
+    module = mock.MagicMock()
+    for name in ("tqdm", "tqdm.auto"):
+        monkeypatch.setitem(sys.modules, name, module)
     bar = Progress(True, "ht", 1)
     bar.step()
     bar.close()
-    assert calls == [(1, "tuning ht"), "update", "close"]
+    (_, _, settings), *calls = module.tqdm.mock_calls
+    assert (settings["total"], settings["desc"]) == (1, "tuning ht")
+    assert calls == [mock.call().update(), mock.call().close()]

@@ -186,8 +186,7 @@ def test_tuning_end_to_end(rank, size, device, monkeypatch, tmp_path, algorithm)
     assert (found["format"], found["version"], found["ranks"]) == ("nccl_ep tuning", 1, size)
     with in_force(found), nccl_ep.EpGroup(2 * size, 64, algorithm=algorithm,
                                           max_tokens_per_rank=8) as group:
-        ids = torch.zeros((3, 2), dtype=torch.int64, device=device)
-        ids[:, 1] = 1
+        ids = torch.tensor([[0, 1]] * 3, device=device)
         tokens = torch.ones((3, 64), dtype=torch.bfloat16, device=device)
         received = group.create_handle(ids).dispatch(tokens)
         if algorithm == "ll":
@@ -253,8 +252,7 @@ def test_a_group_is_tuned_again(size, device, group, monkeypatch, algorithm, opt
     assert entries[-1]["row_bytes"] == 256
     condition = ("layout", "expert") if algorithm == "ll" else ("memory", "plain")
     assert all(entry[condition[0]] == options.get(*condition) for entry in entries)
-    ids = torch.zeros((3, 2), dtype=torch.int64, device=device)
-    ids[:, 1] = 1
+    ids = torch.tensor([[0, 1]] * 3, device=device)
     tokens = torch.ones((3, 128), dtype=torch.bfloat16, device=device)
     ep.create_handle(ids).dispatch(tokens)
     for wrong in ({"top_k": 2 * size + 1}, {"num_sms": -1}, {"repetitions": 0}):

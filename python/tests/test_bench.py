@@ -39,7 +39,7 @@ def test_rows_that_are_wrong_are_noticed(rank, size, monkeypatch):
     assert bench.measure(rank, size, _SETTINGS._replace(modes=("ll",), experts=2 * size)).times["ll", 1] is None
 
 
-def test_the_slowest_rank_counts(files):
+def test_the_slowest_rank_counts():
     found = bench.document(_SETTINGS, _SEEN)
     assert found["rows"] == [{"mode": "ht", "tokens": 8, "dispatch": 3.0, "combine": 6.0}]
     assert (found["ranks"], found["gpu"], found["experts"]) == (2, "H", 8)

@@ -119,7 +119,7 @@ def test_without_weights(buffer, problem):
     assert home is None and sums.shape == problem.tokens.shape
 
 
-def test_what_callers_ask_for(buffer, rank, size, problem):
+def test_what_callers_ask_for(buffer, rank, size):
     assert (buffer.rank_idx, buffer.num_ranks, buffer.scaleup_rank_idx) == (rank, size, rank)
     assert buffer.get_logical_domain_size() == buffer.get_physical_domain_size() == (1, size)
     assert buffer.get_theoretical_num_sms(8, 2) > 0 and buffer.get_theoretical_num_qps(24) == 0

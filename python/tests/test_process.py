@@ -141,7 +141,7 @@ for call in (lambda: nccl_ep.EpGroup(2, 32, algorithm="ht", comm=comm),
                     f"communicator of {os.path.realpath(unused)} is invalid there") in line, line
 
 
-def test_an_nccl_that_cannot_be_loaded(tmp_path):
+def test_an_nccl_that_cannot_be_loaded():
     """The library says whose setting that is, as the package does."""
     done = run("-c", """
 import nccl_ep, os

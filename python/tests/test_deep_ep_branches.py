@@ -165,12 +165,14 @@ def test_a_combine_that_fails(buffer, problem, nodes, monkeypatch):
     rows, _, handle = sent(buffer, problem)
     one_node = len(set(nodes)) == 1
 
-    def fails():
+    def fails(**late):
         with monkeypatch.context() as patch:
             patch.setattr(type(handle.handle), "combine", None)
             with pytest.raises(TypeError):
-                buffer.low_latency_combine(rows, problem.topk_idx, problem.weights, handle)
+                buffer.low_latency_combine(rows, problem.topk_idx, problem.weights, handle, **late)[2]()
 
+    fails(overlap=True, return_recv_hook=True)
+    assert handle._is_held == one_node
     fails()
     assert handle._is_held == one_node
     buffer.low_latency_combine(rows, problem.topk_idx, problem.weights, handle)

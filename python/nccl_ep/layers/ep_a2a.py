@@ -272,8 +272,7 @@ class EPAll2AllLayer(torch.nn.Module):
     @property
     def latency_rows(self) -> int:
         """L * R*M: rows of a dispatch of low latency; 0 if there is none."""
-        return (0 if self._latency is None else
-                self._latency.rows_per_expert * self.num_experts_per_rank)
+        return 0 if self._latency is None else self._latency.rows
 
     def combine(self, input: torch.Tensor, layout_desc: EPAllToAllLayoutDesc) -> torch.Tensor:
         """For each token the sum over its experts of `input` [recv_tokens, H]: [T, H].

@@ -35,14 +35,18 @@ class Latency:
         self.group, self._config = group, config
         self._pool = Pool(group, is_one_node)
         self._order = Use(group.device)
-        self._rows = config.num_experts_per_rank * self.rows_per_expert
         # A multiple of 16 bytes, for what `_copies` puts behind it.
-        self._ones = torch.ones(-(-self._rows // 8) * 8, dtype=config.weight_dtype, device=group.device)
+        self._ones = torch.ones(-(-self.rows // 8) * 8, dtype=config.weight_dtype, device=group.device)
 
     @property
     def rows_per_expert(self) -> int:
         """R*M."""
         return self.group.world_size * self.group.max_tokens_per_rank
+
+    @property
+    def rows(self) -> int:
+        """L * R*M: those of a dispatch."""
+        return self.rows_per_expert * self._config.num_experts_per_rank
 
     def dispatch(self, input: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor,
                  scaling: Scaling) -> tuple[DispatchResult, torch.Tensor, Exchange]:
@@ -60,7 +64,7 @@ class Latency:
         except BaseException:
             slot.release()
             raise
-        return received, ones[:self._rows], Exchange(slot, ids, weights)
+        return received, ones[:self.rows], Exchange(slot, ids, weights)
 
     def combine(self, rows: torch.Tensor, exchange: Exchange) -> torch.Tensor:
         """rows [L * R*M, H] to weighted sums [T, H], of the layer's dtype."""

@@ -3,8 +3,6 @@
 //! Ranks may use different grids: each row is announced by itself, so no rank needs to know how many
 //! blocks of another rank send or receive.
 
-use std::ops::RangeInclusive;
-
 use crate::backend::cuda::params::ht::{HT_COMBINE_THREADS, HT_DISPATCH_THREADS, HT_STATIC_SHARED_BYTES};
 use crate::model::group::GroupFacts;
 use crate::model::ops::{HtCombine, HtDispatch, Launch};
@@ -40,7 +38,8 @@ const MIXED_BLOCKS: u32 = 16;
 /// The warps that send then: with two ranks one, and others for so many bytes of rows, as short rows need more of them
 /// in flight; from four ranks on always the same number.
 const SENT_BYTES_OF_FEW: usize = 28 << 10;
-const SEND_WARPS_OF_FEW: RangeInclusive<u32> = 2..=8;
+const LEAST_SEND_WARPS_OF_FEW: usize = 2;
+const MOST_SEND_WARPS_OF_FEW: usize = 8;
 const SEND_WARPS: u32 = 7;
 /// The share of senders in a dispatch that casts: per row, a sender takes three times as long as a receiver.
 const CAST_BLOCKS: u32 = 18;
@@ -246,11 +245,10 @@ impl Grid {
     /// How many warps of each block send rows of `row_bytes` while the rest receives; `None` if whole blocks send
     /// instead.
     pub fn send_warps(&self, ranks: usize, row_bytes: usize) -> Option<u32> {
-        let (least, most) = SEND_WARPS_OF_FEW.into_inner();
         match ranks {
             2..4 if self.mixes && self.blocks <= MIXED_BLOCKS_OF_FEW => {
                 let others = (SENT_BYTES_OF_FEW + row_bytes / 2) / row_bytes.max(1);
-                Some(u32::try_from(1 + others).unwrap_or(most).clamp(least, most))
+                Some((1 + others).clamp(LEAST_SEND_WARPS_OF_FEW, MOST_SEND_WARPS_OF_FEW) as u32)
             }
             4.. if self.mixes && self.blocks <= MIXED_BLOCKS => Some(SEND_WARPS),
             _ => None,

@@ -9,25 +9,28 @@ namespace nccl_ep {
 constexpr uint32_t kNoPeer = 0xffffffffu;
 
 struct PollLanes {
-    // Lanes per peer.
+    // Lanes per peer, a power of two, and its exponent: the largest with which all peers have lanes, or one lane.
+    uint32_t shift = 5;
     uint32_t lanes;
     // Peers to poll.
     uint32_t others;
 
-    __device__ explicit PollLanes(uint32_t ranks) : lanes(kWarpSize), others(ranks - 1) {
-        while (lanes > 1 && lanes * others > kWarpSize) {
-            lanes /= 2;
+    __device__ explicit PollLanes(uint32_t ranks) : others(ranks - 1) {
+        while (shift > 0 && others << shift > kWarpSize) {
+            --shift;
         }
+        lanes = 1u << shift;
     }
-    __device__ uint32_t peers_at_once() const { return kWarpSize / lanes; }
+    __device__ uint32_t peers_at_once() const { return kWarpSize >> shift; }
     // This lane's peer, of the peers from number `base` on; kNoPeer if it has none.
     __device__ uint32_t peer(const PeerTable& peers, uint32_t base) const {
-        const uint32_t number = base + lane_idx() / lanes;
-        const uint32_t peer = number < others ? (peers.rank + 1 + number) % peers.ranks : kNoPeer;
-        return peer != kNoPeer && is_active(peers, peer) ? peer : kNoPeer;
+        const uint32_t number = base + (lane_idx() >> shift);
+        const uint32_t rank = peers.rank + 1 + number;
+        const uint32_t peer = rank < peers.ranks ? rank : rank - peers.ranks;
+        return number < others && is_active(peers, peer) ? peer : kNoPeer;
     }
     // This lane's index among the lanes of its peer, and the first of these lanes.
-    __device__ uint32_t index() const { return lane_idx() % lanes; }
+    __device__ uint32_t index() const { return lane_idx() & (lanes - 1); }
     __device__ uint32_t first_lane() const { return lane_idx() - index(); }
 
     // How many lanes of this lane's peer have `ok` before the first that has not. All lanes call it; what any of them

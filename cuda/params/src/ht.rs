@@ -217,6 +217,8 @@ pub struct HtShape {
     /// The first `send_blocks` of the grid send, the rest receives. If all blocks of a combine send, all also receive,
     /// with the warps from `copy_warps` on and one more.
     pub send_blocks: u32,
+    /// Not zero if a lane polls for the credits of several slots at once.
+    pub polls_several: u32,
 }
 
 /// Parameters that `ht_dispatch` and `ht_combine` have in common.

@@ -32,15 +32,21 @@ const MANY_BLOCKS: u32 = 96;
 const BLOCKS_OF_FOUR: u32 = 32;
 const TOKENS_OF_FOUR: usize = 2048;
 /// Up to this many blocks, each block of a combine sends with some of its warps and receives with the rest: with two
-/// ranks (for three a guess), and from four on.
-const MIXED_BLOCKS_OF_FEW: u32 = 24;
-const MIXED_BLOCKS: u32 = 16;
+/// ranks (for three a guess) or short rows, and from four ranks on with long rows.
+const MIXED_BLOCKS: u32 = 24;
+const MIXED_BLOCKS_OF_LONG_ROWS: u32 = 16;
 /// The warps that send then: with two ranks one, and others for so many bytes of rows, as short rows need more of them
-/// in flight; from four ranks on always the same number.
+/// in flight; from four ranks on six, and others.
 const SENT_BYTES_OF_FEW: usize = 28 << 10;
-const LEAST_SEND_WARPS_OF_FEW: usize = 2;
-const MOST_SEND_WARPS_OF_FEW: usize = 8;
-const SEND_WARPS: u32 = 7;
+const SENT_BYTES_OF_FEW_SHORT: usize = 24 << 10;
+const SENT_BYTES: usize = 11 << 10;
+const MOST_SEND_WARPS_OF_FEW: usize = 7;
+const LEAST_SEND_WARPS: usize = 6;
+/// Rows of a combine up to this size are short.
+const MOST_SHORT_BYTES: usize = 8 << 10;
+/// What is in a slot for which a dispatch polls together with others, at most: with few ranks, and from four on.
+const MOST_POLLED_BYTES_OF_FEW: usize = 6 << 10;
+const MOST_POLLED_BYTES: usize = 4 << 10;
 /// The share of senders in a dispatch that casts: per row, a sender takes three times as long as a receiver.
 const CAST_BLOCKS: u32 = 18;
 const CAST_SENDERS: u32 = 13;
@@ -245,14 +251,31 @@ impl Grid {
     /// How many warps of each block send rows of `row_bytes` while the rest receives; `None` if whole blocks send
     /// instead.
     pub fn send_warps(&self, ranks: usize, row_bytes: usize) -> Option<u32> {
-        match ranks {
-            2..4 if self.mixes && self.blocks <= MIXED_BLOCKS_OF_FEW => {
-                let others = (SENT_BYTES_OF_FEW + row_bytes / 2) / row_bytes.max(1);
-                Some((1 + others).clamp(LEAST_SEND_WARPS_OF_FEW, MOST_SEND_WARPS_OF_FEW) as u32)
-            }
-            4.. if self.mixes && self.blocks <= MIXED_BLOCKS => Some(SEND_WARPS),
-            _ => None,
+        let is_short = row_bytes <= MOST_SHORT_BYTES;
+        let few = (2..4).contains(&ranks);
+        let most_blocks = if few || is_short { MIXED_BLOCKS } else { MIXED_BLOCKS_OF_LONG_ROWS };
+        if !self.mixes || ranks < 2 || self.blocks > most_blocks {
+            return None;
         }
+        let rows_of = |bytes: usize| (bytes + row_bytes / 2) / row_bytes.max(1);
+        let warps = match (few, is_short) {
+            (true, true) => (1 + rows_of(SENT_BYTES_OF_FEW_SHORT)).min(MOST_SEND_WARPS_OF_FEW),
+            (true, false) => 1 + rows_of(SENT_BYTES_OF_FEW).max(1),
+            (false, _) => LEAST_SEND_WARPS + rows_of(SENT_BYTES).clamp(1, 3),
+        };
+        Some(warps as u32)
+    }
+
+    /// Whether lanes poll several slots of `slot_bytes` in use at once for credits: of short rows, as every block has to
+    /// pass all slots. Of longer ones it would send bursts. A combine of few ranks and blocks gains nothing.
+    pub fn polls_several(&self, kind: HtKind, ranks: usize, slot_bytes: usize) -> bool {
+        let most = match (kind, ranks) {
+            (HtKind::Combine { .. }, ..4) if self.blocks <= MIXED_BLOCKS_OF_LONG_ROWS => 0,
+            (HtKind::Combine { .. }, _) => MOST_SHORT_BYTES,
+            (HtKind::Dispatch { .. }, ..4) => MOST_POLLED_BYTES_OF_FEW,
+            (HtKind::Dispatch { .. }, _) => MOST_POLLED_BYTES,
+        };
+        slot_bytes <= most
     }
 
     /// This grid for a dispatch that casts: senders also cast the rows that stay on this rank. Tuning files do not

@@ -103,7 +103,24 @@ fn a_call_says_what_it_wants() {
 
 #[test]
 fn more_warps_of_a_combine_send_shorter_rows() {
-    let combine = Grid::new(&facts(2, None), &Shapes::default(), COMBINE, 64, H200);
-    let warps = |hidden: usize| combine.send_warps(2, 2 * hidden).unwrap();
-    assert_eq!([16, 2048, 2880, 4096, 5120, 7168, 16_384, 1 << 20].map(warps), [8, 8, 6, 5, 4, 3, 2, 2]);
+    let warps = |ranks, blocks, hidden: usize| {
+        let combine = Grid::new(&facts(ranks, None), &Shapes::default(), COMBINE, 64, H200);
+        combine.adjusted(Launch { blocks, ..Launch::default() }, COMBINE).send_warps(ranks, 2 * hidden)
+    };
+    let of_two = |hidden| warps(2, 24, hidden).unwrap();
+    assert_eq!([16, 2048, 2880, 4096, 5120, 7168, 16_384, 1 << 20].map(of_two), [7, 7, 5, 4, 4, 3, 2, 2]);
+    let of_four = |hidden| warps(4, 16, hidden).unwrap();
+    assert_eq!([16, 2048, 2880, 4096, 7168, 16_384].map(of_four), [9, 9, 8, 7, 7, 7]);
+    assert_eq!((warps(4, 24, 4096), warps(4, 24, 7168), warps(4, 25, 4096)), (Some(7), None, None));
+}
+
+#[test]
+fn lanes_poll_several_slots_of_short_rows() {
+    let most = |ranks, blocks, kind| {
+        let grid = Grid::new(&facts(ranks, None), &Shapes::default(), kind, 64, H200);
+        let grid = grid.adjusted(Launch { blocks, ..Launch::default() }, kind);
+        [4, 6, 8, 10].into_iter().rfind(|kib| grid.polls_several(kind, ranks, kib << 10))
+    };
+    let of = |ranks| (most(ranks, 16, COMBINE), most(ranks, 24, COMBINE), most(ranks, 16, DISPATCH));
+    assert_eq!((of(2), of(4)), ((None, Some(8), Some(6)), (Some(8), Some(8), Some(4))));
 }

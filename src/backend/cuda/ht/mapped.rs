@@ -283,6 +283,7 @@ mod tests {
             warp_bytes: 0,
             copy_warps: 1,
             send_blocks: 1,
+            polls_several: 0,
         };
         HtLaunch { launch: LaunchShape { blocks, threads, shared_bytes: 1000 }, shape, scales_word: 0, cast_chunk: 0 }
     }

@@ -309,6 +309,8 @@ impl HtPlan {
         // On one node only, as it has not been measured over several.
         let send_warps = grid.send_warps(self.facts.ranks, row_bytes).filter(|_| self.nodes.is_none());
         let copy_warps = send_warps.map_or(copy_warps, |warps| warps.min(copy_warps));
+        let row_units = self.row_units(kind, row_bytes + tail_bytes);
+        let slot_bytes = row_bytes * SLOT_UNITS / row_units as usize;
         let warps = match kind {
             HtKind::Dispatch { .. } => copy_warps + 1,
             HtKind::Combine { .. } => grid.warps,
@@ -322,12 +324,13 @@ impl HtPlan {
             shape: HtShape {
                 fingerprint: HtFingerprint::new(kind, row.wire)?.0,
                 row_bytes: to_u32(row_bytes)?,
-                row_units: self.row_units(kind, row_bytes + tail_bytes),
+                row_units,
                 chunk_bytes: to_u32(staging.chunk_bytes)?,
                 tail_bytes: to_u32(tail_bytes)?,
                 warp_bytes,
                 copy_warps,
                 send_blocks: send_warps.map_or(grid.send_blocks, |_| grid.blocks),
+                polls_several: grid.polls_several(kind, self.facts.ranks, slot_bytes).into(),
             },
             scales_word: ScalesWord::of(row.wire).0,
             cast_chunk: to_u32(staging.cast_chunk)?,

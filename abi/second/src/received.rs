@@ -116,10 +116,15 @@ impl Room {
         Ok(())
     }
 
-    /// The same for the scales of rows. Without a bound either may be longer than the other.
-    pub fn of_scales(self, scales: &Scales) -> Result<Option<Tensor>> {
-        let mut out = scales.out;
-        out.as_mut().map_or(Ok(()), |out| self.check("outputs.scales", out))?;
-        Ok(out)
+    /// The same for the scales of `out_rows` rows. Without a bound either may be longer than the other.
+    pub fn of_scales(self, scales: &Scales, out_rows: usize) -> Result<Option<Tensor>> {
+        let Some(mut out) = scales.out else { return Ok(None) };
+        let scales = rows(&out);
+        self.check("outputs.scales", &mut out)?;
+        if self.is_bound && scales != out_rows {
+            let error = refuse::argument("outputs.scales.sizes[0]", "must be that of outputs.tokens");
+            return Err(error.got(scales, out_rows));
+        }
+        Ok(Some(out))
     }
 }

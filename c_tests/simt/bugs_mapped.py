@@ -39,7 +39,7 @@ BUGS = (
         HT_MAPPED_AGAIN),
     Bug("all offers in one bank", "ht/offers.cuh", "(epoch & 1) * common.peers.ranks", "0 * common.peers.ranks",
         HT_MIXED),
-    Bug("offers that are not heard", "ht/offers.cuh",
+    Bug("offers that are not awaited", "ht/offers.cuh",
         "if (blockIdx.x == 0 && !agreement.has_all_offers) {", "if (false) {", HT_MIXED,
         beside=(LATE_TO_OFFER,)),
     Bug("a tensor offered by some taken for all", "ht/offers.cuh", "        offers.are_mapped = 0;\n", "",

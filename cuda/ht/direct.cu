@@ -18,9 +18,9 @@ __device__ void run(const HtDispatchParams& params, const HtMapped& mapped, cons
     };
     const Agreement agreement = agree(params.common, mapped, has_room, offers, [] {});
     __syncthreads();
-    if (agreement.way == RowPath::kDirect) {
+    if (agreement.path == RowPath::kDirect) {
         run(Block<Rows>{params, mapped, rows, offers}, memory + HT_MAPPED_SHARED_BYTES);
-    } else if (agreement.way == RowPath::kRings) {
+    } else if (agreement.path == RowPath::kRings) {
         ht_dispatch_impl::run(params, AllRows{}, rows);
         wait_for_all_offers(params.common, mapped, agreement);
     }

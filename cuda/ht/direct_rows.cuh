@@ -86,7 +86,7 @@ __device__ void send_rows(const Block& block, Pipeline& pipeline) {
     const HtMapped& mapped = block.mapped;
     const HtHandleMemory& handle = block.common.handle;
     const uint32_t senders = mapped.blocks * mapped.warps;
-    TokenQueue<kTokensAtOnce> tokens(mapped, senders, mapped.takes_tokens != 0);
+    TokenScheduler<kTokensAtOnce> tokens(mapped, senders, mapped.takes_tokens != 0);
     PartCursor loading = {warp_idx() * mapped.blocks + blockIdx.x, mapped.part_bytes, mapped.row_bytes};
     PartCursor parts = loading;
     // Loaded well before it is needed, as loads wait behind the SM's stores.

@@ -71,16 +71,17 @@ struct SharedOffers {
     uint32_t total;
     uint32_t failure;
     uint32_t is_last_block;
-    // Whether this rank offers its tensor; whether all others do; and whether some offer has not come.
+    // Whether this rank offers its tensor; whether all others do; and whether this block gave up: an offer or a done
+    // packet did not come, or an offer was of another operation.
     uint32_t is_mapped;
     uint32_t are_mapped;
-    uint32_t is_missing;
+    uint32_t has_failed;
     uint64_t barriers[HT_MAPPED_WARPS * HT_MAPPED_STAGES];
 };
 static_assert(sizeof(SharedOffers) <= HT_MAPPED_SHARED_BYTES, "rows begin behind it");
 
 struct Agreement {
-    RowPath way;
+    RowPath path;
     uint32_t epoch;
     // Whether the offers of all ranks were seen.
     bool has_all_offers;
@@ -137,8 +138,8 @@ __device__ inline void receive_offer(const HtCommon& common, const HtMapped& map
     uint64_t packets[kOfferRows + 1];
     bool ok = wait_for_offer(common, mapped, owner, offers.epoch, packets);
     const auto word = [&](OfferWord which) { return packet_data(packets[which]); };
-    const uint32_t way = word(kOfferObject);
-    const uint32_t object = way & ~HT_OFFER_MAPPED;
+    const uint32_t object_word = word(kOfferObject);
+    const uint32_t object = object_word & ~HT_OFFER_MAPPED;
     const bool is_same =
         word(kOfferFingerprint) == common.shape.fingerprint && word(kOfferScales) == mapped.scales_word;
     const bool has_same_rows = word(kOfferRows) == common.handle.departures[owner] && object < HT_MAX_OBJECTS;
@@ -149,8 +150,8 @@ __device__ inline void receive_offer(const HtCommon& common, const HtMapped& map
         ok = false;
     }
     if (!ok) {
-        offers.is_missing = 1;
-    } else if ((way & HT_OFFER_MAPPED) == 0) {
+        offers.has_failed = 1;
+    } else if ((object_word & HT_OFFER_MAPPED) == 0) {
         offers.are_mapped = 0;
     } else {
         offers.first[owner] = object_of(mapped.objects, common.peers, object, owner) +
@@ -165,7 +166,7 @@ __device__ inline void begin_offers(const HtCommon& common, const HtMapped& mapp
     offers.total = common.handle.begins[common.peers.ranks];
     offers.is_mapped = mapped.object;
     offers.are_mapped = 1;
-    offers.is_missing = 0;
+    offers.has_failed = 0;
 }
 
 // One thread of each block that has begun calls it; the last one advances the epoch for the next kernel.
@@ -238,11 +239,11 @@ __device__ inline Agreement agree(const HtCommon& common, const HtMapped& mapped
     watch();
     for_each_peer(common, [&](uint32_t peer) { receive_offer(common, mapped, peer, offers); });
     __syncthreads();
-    const RowPath way = offers.are_mapped != 0 ? RowPath::kDirect : RowPath::kRings;
-    if (way == RowPath::kRings) {
+    const RowPath path = offers.are_mapped != 0 ? RowPath::kDirect : RowPath::kRings;
+    if (path == RowPath::kRings) {
         note_fallback(mapped);
     }
-    return {offers.is_missing != 0 ? RowPath::kFailed : way, epoch, true};
+    return {offers.has_failed != 0 ? RowPath::kFailed : path, epoch, true};
 }
 
 // One block waits until all ranks have begun, unless it has already seen their offers.
@@ -255,16 +256,16 @@ __device__ inline void wait_for_all_offers(const HtCommon& common, const HtMappe
     }
 }
 
-// The tokens that a warp takes after its first one, `kAtOnce` at a time, from a counter of the grid, which does not
-// count the first `warps` tokens. The atomic is issued well before its result is needed, as that waits behind the SM's
+// Which tokens a warp takes after its first one, `kAtOnce` at a time: a counter of the grid gives them out, beginning
+// after the first `warps` tokens. The atomic is issued well before its result is needed, as that waits behind the SM's
 // stores.
 template <uint32_t kAtOnce>
-class TokenQueue {
+class TokenScheduler {
    public:
     // Without `takes` the counter is not used.
-    __device__ TokenQueue(const HtMapped& mapped, uint32_t warps, bool takes = true) : warps_(warps) {
+    __device__ TokenScheduler(const HtMapped& mapped, uint32_t warps, bool takes = true) : warps_(warps) {
         if (takes) {
-            ask(mapped);
+            fetch(mapped);
         }
     }
 
@@ -272,24 +273,24 @@ class TokenQueue {
     __device__ __forceinline__ uint32_t next(const HtMapped& mapped) {
         if (kAtOnce == 1 || left_ == 0) {
             left_ = kAtOnce;
-            next_ = warps_ + shuffle(asked_, 0);
-            ask(mapped);
+            next_ = warps_ + shuffle(fetched_, 0);
+            fetch(mapped);
         }
         --left_;
         return next_++;
     }
 
    private:
-    __device__ __forceinline__ void ask(const HtMapped& mapped) {
+    __device__ __forceinline__ void fetch(const HtMapped& mapped) {
         if (lane_idx() == 0) {
-            asked_ = atomicAdd(&mapped.state->tokens_taken, kAtOnce);
+            fetched_ = atomicAdd(&mapped.state->tokens_taken, kAtOnce);
         }
     }
 
     uint32_t warps_;
     uint32_t next_ = 0;
     uint32_t left_ = 0;
-    uint32_t asked_ = 0;
+    uint32_t fetched_ = 0;
 };
 
 // Counts this block as done with the peers' tensors; its stores must be complete. The last block sends the done
@@ -323,11 +324,11 @@ __device__ inline bool wait_until_done(const HtCommon& common, const HtMapped& m
             common, {WAIT_STREAMED_ROW, peer, epoch}, [&] { return ld_acquire_sys(done + peer); },
             [epoch](uint32_t seen) { return seen == epoch; });
         if (!arrival.ok) {
-            offers.is_missing = 1;
+            offers.has_failed = 1;
         }
     });
     __syncthreads();
-    return offers.is_missing == 0;
+    return offers.has_failed == 0;
 }
 
 }  // namespace nccl_ep

@@ -40,9 +40,9 @@ __device__ void run(const HtPullParams& params) {
     };
     const Agreement agreement = agree(common, params.mapped, has_room, offers, watch);
     __syncthreads();
-    if (agreement.way == RowPath::kDirect) {
+    if (agreement.path == RowPath::kDirect) {
         run<Type>(Block{params.rows, params.mapped, offers}, offers, memory + HT_MAPPED_SHARED_BYTES);
-    } else if (agreement.way == RowPath::kRings) {
+    } else if (agreement.path == RowPath::kRings) {
         ht_combine_impl::run<Type>(params.rows, AllRows{}, NoPartials{}, SummedRows{});
         wait_for_all_offers(common, params.mapped, agreement);
     }

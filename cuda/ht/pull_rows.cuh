@@ -74,7 +74,7 @@ class Loader {
         entry_ = TokenEntries::load_entry(block.common.handle, next_);
     }
 
-    TokenQueue<1> tokens_;
+    TokenScheduler<1> tokens_;
     PartCursor parts_;
     uint32_t next_;
     HtEntry entry_;

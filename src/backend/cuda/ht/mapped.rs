@@ -56,7 +56,7 @@ const PULL_RANKS: usize = 8;
 /// What an operation offers to its peers: a tensor, if they can reach it, and the form of its rows.
 #[derive(Clone, Copy, Debug)]
 pub struct Offer {
-    place: Option<ObjectOffset>,
+    tensor: Option<ObjectOffset>,
     row_bytes: usize,
     side_row_bytes: usize,
 }
@@ -67,11 +67,11 @@ impl Offer {
         let WireRow { payload, scales } = op.wire();
         let row_bytes = payload.bytes();
         let scale_bytes = scales.map_or(0, |it| it.bytes().next_multiple_of(ROW_ALIGN));
-        let place = match launch.cast_chunk {
-            0 if op.path != HtPath::Ring => op.out.and_then(|out| place_of(group, out, row_bytes)),
+        let tensor = match launch.cast_chunk {
+            0 if op.path != HtPath::Ring => op.out.and_then(|out| locate(group, out, row_bytes)),
             _ => None,
         };
-        Self { place, row_bytes, side_row_bytes: scale_bytes + launch.shape.tail_bytes as usize }
+        Self { tensor, row_bytes, side_row_bytes: scale_bytes + launch.shape.tail_bytes as usize }
     }
 
     /// Offers the input of a combine, unless rings are faster, or gradients need them.
@@ -82,13 +82,13 @@ impl Offer {
             path => path == HtPath::Direct,
         };
         let pulls = op.gradients.is_none() && wanted;
-        let place = place_of(group, op.expert_rows, row_bytes);
-        Self { place: place.filter(|_| pulls), row_bytes, side_row_bytes: 0 }
+        let tensor = locate(group, op.expert_rows, row_bytes).filter(|_| pulls);
+        Self { tensor, row_bytes, side_row_bytes: 0 }
     }
 }
 
 /// The object and offset of `rows`, if peers can reach them. An empty tensor may be anywhere.
-fn place_of(group: &HtShared, rows: Rows, row_bytes: usize) -> Option<ObjectOffset> {
+fn locate(group: &HtShared, rows: Rows, row_bytes: usize) -> Option<ObjectOffset> {
     if rows.rows == 0 {
         return Some(ObjectOffset { object: 0, offset: 0 });
     }
@@ -186,8 +186,8 @@ pub fn mapped(group: &HtShared, offer: &Offer, launch: &HtLaunch, staging: &Offe
         state: group.offers(),
         objects: objects.table() as *const u64,
         fallbacks: objects.fallbacks_on_device()?,
-        offset: offer.place.map_or(0, |it| it.offset),
-        object: offer.place.map_or(0, |it| HT_OFFER_MAPPED | it.object),
+        offset: offer.tensor.map_or(0, |it| it.offset),
+        object: offer.tensor.map_or(0, |it| HT_OFFER_MAPPED | it.object),
         scales_word: launch.scales_word,
         row_bytes: to_u32(offer.row_bytes)?,
         side_row_bytes: to_u32(offer.side_row_bytes)?,

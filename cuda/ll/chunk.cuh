@@ -170,22 +170,22 @@ __device__ __forceinline__ LaneMask flagged_lanes(const Op& op, uint64_t* flag) 
 
 // The state of a warp's polling for the data of its lanes.
 struct PollState {
-    // The lanes whose data was missing at the last poll, and for how many polls they have been the same lanes.
-    LaneMask missing = LaneMask::all_lanes();
+    // The lanes that still waited for data at the last poll, and for how many polls they have been the same lanes.
+    LaneMask waiting = LaneMask::all_lanes();
     uint32_t unchanged = 0;
 
-    // Whether this lane polls. With `gently` only the last lane with missing data does, until that arrives: where many
+    // Whether this lane polls. With `gently` only the last waiting lane does, until its data arrives: where many
     // warps wait, polls by all lanes would take bandwidth from the warps that move data.
     __device__ __forceinline__ bool lane_polls(bool gently) const {
-        return !gently || unchanged == 0 || missing.last() == lane_idx();
+        return !gently || unchanged == 0 || waiting.last() == lane_idx();
     }
     // Whether this poll also checks flags: seldom, as data that contains kSentinel is rare.
     __device__ __forceinline__ bool checks_flags() const { return unchanged % 8 == 7; }
-    // Records the result of a poll; returns whether nothing is missing in any lane.
-    __device__ __forceinline__ bool update(bool is_missing) {
-        const LaneMask now = ballot(is_missing);
-        unchanged = now.bits == missing.bits ? unchanged + 1 : 0;
-        missing = now;
+    // Records the result of a poll; returns whether no lane waits any more.
+    __device__ __forceinline__ bool update(bool is_waiting) {
+        const LaneMask now = ballot(is_waiting);
+        unchanged = now.bits == waiting.bits ? unchanged + 1 : 0;
+        waiting = now;
         return !now.any();
     }
 };
@@ -235,7 +235,7 @@ struct ArrivingRows {
     }
     // After a failed wait: the index of a row that is missing.
     __device__ __forceinline__ uint32_t first_late() const {
-        return LaneMask{shuffle(missing, polling.missing.first())}.first() / kChunks;
+        return LaneMask{shuffle(missing, polling.waiting.first())}.first() / kChunks;
     }
 };
 
@@ -253,7 +253,7 @@ struct Arriving {
         if (polling.checks_flags() && !flagged) {
             flagged = flagged_lanes(op, lane_idx() == 0 ? from.flags + chunk.index : nullptr).any();
         }
-        if (polling.missing.has_this() && (polling.lane_polls(gently) || flagged)) {
+        if (polling.waiting.has_this() && (polling.lane_polls(gently) || flagged)) {
             load_arriving(data, from.data, chunk);
         }
         return polling.update(!flagged && has_sentinel(data, chunk));

@@ -155,7 +155,7 @@ struct Arriving<ScaledData<kVecs, kScaleVecs>> {
             uint64_t* flags = from.flags + chunk.index * kVecs;
             flagged |= flagged_lanes(op, lane_idx() < kVecs ? flags + lane_idx() : nullptr).bits;
         }
-        if (polling.missing.has_this() && (polling.lane_polls(gently) || flagged != 0)) {
+        if (polling.waiting.has_this() && (polling.lane_polls(gently) || flagged != 0)) {
             load_arriving(data, from.data, chunk);
         }
         return polling.update((data.sentinels(chunk) & ~flagged) != 0);

@@ -3,7 +3,7 @@
 //! All driver calls are made between `Context::enter`, which pushes the context on the calling thread, and dropping
 //! its result, which pops it. So the caller's current context never changes.
 
-use crate::backend::cuda::driver::context_handle::{self, ContextId, OwnedContext};
+use crate::backend::cuda::driver::context_handle::{self, ContextId, DriverContext};
 use crate::backend::cuda::driver::function;
 use crate::backend::cuda::driver::{self, pinned};
 use crate::backend::cuda::kernels::Functions;
@@ -37,7 +37,7 @@ pub trait Enqueued: Works {
 /// A context, as used by one group.
 pub struct Context {
     /// The context itself.
-    pub held: Arc<OwnedContext>,
+    pub held: Arc<DriverContext>,
     /// Knows when the context's device is quiescent.
     pub quiescence: Arc<Quiescence>,
     resources: OnceCell<Arc<ContextResources>>,
@@ -47,9 +47,9 @@ pub struct Context {
 }
 
 impl Deref for Context {
-    type Target = OwnedContext;
+    type Target = DriverContext;
 
-    fn deref(&self) -> &OwnedContext {
+    fn deref(&self) -> &DriverContext {
         &self.held
     }
 }
@@ -70,8 +70,8 @@ impl Context {
             _ => None,
         };
         let held = match current {
-            Some(handle) => OwnedContext::new(handle, None)?,
-            None => OwnedContext::new(context_handle::retain_primary(device)?, Some(device))?,
+            Some(handle) => DriverContext::new(handle, None)?,
+            None => DriverContext::new(context_handle::retain_primary(device)?, Some(device))?,
         };
         let quiescence = Arc::clone(DEVICES.lock().entry(held.id()).or_default());
         Ok(Self {
@@ -259,7 +259,7 @@ pub struct ContextResources {
 impl ContextResources {
     /// The resources of the context `held`, created if necessary. If the kernels cannot be loaded, the rest is created,
     /// which this rank needs to report the failure to other ranks; the next group tries again.
-    pub fn of(held: &OwnedContext) -> Result<Arc<Self>> {
+    pub fn of(held: &DriverContext) -> Result<Arc<Self>> {
         let cell = Arc::clone(RESOURCES.lock().entry(held.id()).or_default());
         let mut cell = cell.lock();
         let stream = match &*cell {

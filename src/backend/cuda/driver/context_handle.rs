@@ -13,16 +13,16 @@ const ALREADY_ENABLED: Status = sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_EN
 /// A context's handle and number, unique among all contexts that the process ever has.
 pub type ContextId = (ContextHandle, u64);
 
-/// A context of one device, kept alive.
+/// A context of the driver's: a primary one, kept alive, or a caller's, which the caller may destroy.
 #[derive(Debug)]
-pub struct OwnedContext {
+pub struct DriverContext {
     handle: ContextHandle,
     number: u64,
     /// The device of a primary context, which this keeps alive; `None` for a caller's context.
     retained: Option<Device>,
 }
 
-impl OwnedContext {
+impl DriverContext {
     /// The context `handle`; if it is a primary context that was retained, `retained` is its device.
     pub fn new(handle: ContextHandle, retained: Option<Device>) -> Result<Self> {
         let mut held = Self { handle, number: 0, retained };
@@ -69,7 +69,7 @@ pub fn was_reset() -> Error {
     Error::new(Code::UnhandledCudaError, "the device was reset, or its context destroyed, while the group existed")
 }
 
-impl Drop for OwnedContext {
+impl Drop for DriverContext {
     fn drop(&mut self) {
         if let Some(device) = self.retained {
             // A failure to release cannot be handled.

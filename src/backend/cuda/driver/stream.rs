@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use crate::backend::cuda::driver::api::{Status, check, functions, raw_stream};
-use crate::backend::cuda::driver::context_handle::{Entered, OwnedContext};
+use crate::backend::cuda::driver::context_handle::{DriverContext, Entered};
 use crate::error::Result;
 use crate::model::ops::Stream;
 use cudarc::driver::sys;
@@ -38,7 +38,7 @@ impl Capture {
 
 impl StreamScope {
     /// Enters `context` for work on `stream`, until the result is dropped.
-    pub fn enter(context: &OwnedContext, stream: Stream) -> Result<Self> {
+    pub fn enter(context: &DriverContext, stream: Stream) -> Result<Self> {
         let entered = context.enter()?;
         Ok(Self::of_capture(capture_of(stream)?, stream, entered))
     }

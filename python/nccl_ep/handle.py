@@ -33,7 +33,7 @@ _NO_OPTIONS = ncclEpDispatchConfig_t()
 _ROUND_SCALES = ncclEpDispatchConfig_t(round_scales=1)
 
 
-class _Asked(NamedTuple):
+class _Request(NamedTuple):
     """What a dispatch is to deliver, and where to."""
 
     by_rank: bool
@@ -161,63 +161,63 @@ class EpHandle(Routed[Mode]):
             from nccl_ep import autograd
 
             return autograd.dispatch(self, tokens, topk_weights)
-        asked = _Asked(by_rank, view, scaled_rows(tokens, scales, cast) if is_scaled else None, scales_order, out,
-                       out_scales)
-        self._check(asked, tokens)
-        return self._deliver(asked, tokens, topk_weights, scales, send_only, stream)
+        request = _Request(by_rank, view, scaled_rows(tokens, scales, cast) if is_scaled else None, scales_order, out,
+                           out_scales)
+        self._check(request, tokens)
+        return self._deliver(request, tokens, topk_weights, scales, send_only, stream)
 
-    def _check(self, asked: _Asked, tokens: torch.Tensor) -> None:
+    def _check(self, request: _Request, tokens: torch.Tensor) -> None:
         """Refuses what can be refused before other ranks are waited for."""
-        group, rows, out_scales = self.group, asked.scaled, asked.out_scales
-        check_order(asked.order)
-        if asked.out is not None:
-            shape = (low_latency_shape(group, 0, asked.by_rank)[0],) if group.algorithm == "ll" else ()
-            checked_output("out", asked.out, (*shape, "rows", tokens.shape[1]), group.device,
+        group, rows, out_scales = self.group, request.scaled, request.out_scales
+        check_order(request.order)
+        if request.out is not None:
+            shape = (low_latency_shape(group, 0, request.by_rank)[0],) if group.algorithm == "ll" else ()
+            checked_output("out", request.out, (*shape, "rows", tokens.shape[1]), group.device,
                            tokens.dtype if rows is None else rows.dtype)
         if out_scales is not None:
             if rows is None:
                 raise ValueError("out_scales: needs scales or cast")
             check_scale_output(out_scales, rows.scale_dtype, group.device)
 
-    def _deliver(self, asked: _Asked, tokens: torch.Tensor, weights: torch.Tensor | None, scales: torch.Tensor | None,
-                 send_only: bool, stream: Any) -> DispatchResult:
+    def _deliver(self, request: _Request, tokens: torch.Tensor, weights: torch.Tensor | None,
+                 scales: torch.Tensor | None, send_only: bool, stream: Any) -> DispatchResult:
         """A dispatch whose arguments are right."""
-        group, rows = self.group, asked.scaled
+        group, rows = self.group, request.scaled
         ids = None if weights is None or group.algorithm == "ll" or self.keeps_ids else self.topk_idx
         inputs = TensorList((Tag.TOKENS, tokens), (Tag.SCALES, scales), (Tag.TOPK_IDX, ids),
                             (Tag.TOPK_WEIGHTS, weights))
-        result = self._result(asked, tokens, weights is not None, stream)
+        result = self._result(request, tokens, weights is not None, stream)
         outputs = TensorList((Tag.TOKENS, result.tokens), (Tag.SCALES, result.scales),
                              (Tag.TOPK_IDX, result.topk_idx), (Tag.TOPK_WEIGHTS, result.topk_weights))
         counter = TensorList((Tag.RECV_EXPERT_COUNTER_DEVICE, result.counts))
-        given = [each for each in (asked.out, asked.out_scales) if each is not None]
+        given = [each for each in (request.out, request.out_scales) if each is not None]
         self._run("dispatch", (inputs, without_views(outputs), counter), given, send_only, stream,
                   _ROUND_SCALES if rows is not None and rows.round_scales else _NO_OPTIONS)
-        self._by_rank = asked.by_rank
-        return group.views.shown(result, outputs, group.device) if asked.view else result
+        self._by_rank = request.by_rank
+        return group.views.shown(result, outputs, group.device) if request.view else result
 
-    def _result(self, asked: _Asked, tokens: torch.Tensor, weighted: bool, stream: Any) -> DispatchResult:
+    def _result(self, request: _Request, tokens: torch.Tensor, weighted: bool, stream: Any) -> DispatchResult:
         """Memory for what a dispatch delivers. In HT the host may wait here for the number of rows, unless there is an
         `out`, and the GPU then waits for the host: do as little as possible afterwards."""
-        group, rows, out = self.group, asked.scaled, asked.out
+        group, rows, out = self.group, request.scaled, request.out
         low_latency = group.algorithm == "ll"
         # Gradients of the experts' parameters read all rows.
         behind = has_rest(self) and torch.is_grad_enabled()
         if out is None:
-            shape = (low_latency_shape(group, tokens.shape[1], asked.by_rank) if low_latency else
+            shape = (low_latency_shape(group, tokens.shape[1], request.by_rank) if low_latency else
                      (self._ask_rows(stream), tokens.shape[1]))
             out = (torch.zeros if behind else torch.empty)(
                 shape, dtype=tokens.dtype if rows is None else rows.dtype,
-                device=WITHOUT_MEMORY if asked.view else group.device)
+                device=WITHOUT_MEMORY if request.view else group.device)
         has_ids = weighted and not self.expert_alignment
         result = result_class(low_latency, has_ids, rows is not None)(out)
         if rows is not None:
-            made = asked.out_scales
+            made = request.out_scales
             if made is None:
-                made = new_scales((*out.shape[:-1], rows.scales), rows.scale_dtype, asked.order, group.device, behind)
+                made = new_scales((*out.shape[:-1], rows.scales), rows.scale_dtype, request.order, group.device, behind)
             result = result._replace(scales=made)
         if low_latency:
-            zones = group.world_size if asked.by_rank else group.num_local_experts
+            zones = group.world_size if request.by_rank else group.num_local_experts
             result = result._replace(counts=self._new((zones,), torch.int32))
         if has_ids:
             routing = (*out.shape[:-1], self.top_k)

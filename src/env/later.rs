@@ -22,8 +22,8 @@ impl LaterEnv {
     pub fn on_device(self, all: u32) -> (Self, Vec<(&'static str, u32)>) {
         let mut unused = Vec::new();
         let mut fitting = |name, sms: Option<u32>| {
-            let fits = sms.filter(|asked| *asked <= all);
-            unused.extend(sms.filter(|_| fits.is_none()).map(|asked| (name, asked)));
+            let fits = sms.filter(|requested| *requested <= all);
+            unused.extend(sms.filter(|_| fits.is_none()).map(|requested| (name, requested)));
             fits
         };
         let fits = Self {
@@ -67,9 +67,9 @@ mod tests {
     #[test]
     fn budgets_of_more_than_the_device_has_are_set_in_vain() {
         let (sms, dispatch_sms, combine_sms) = (Some(133), Some(132), Some(u32::MAX));
-        let asked = LaterEnv { sms, dispatch_sms, combine_sms, copies_twice: true };
-        let (fits, unused) = asked.on_device(132);
-        assert_eq!(fits, LaterEnv { sms: None, combine_sms: None, ..asked });
+        let requested = LaterEnv { sms, dispatch_sms, combine_sms, copies_twice: true };
+        let (fits, unused) = requested.on_device(132);
+        assert_eq!(fits, LaterEnv { sms: None, combine_sms: None, ..requested });
         assert!(fits.has_budget() && !fits.on_device(131).0.has_budget());
         assert_eq!(unused, [("NCCL_EP_COMM_SMS", 133), ("NCCL_EP_COMBINE_SMS", u32::MAX)]);
     }

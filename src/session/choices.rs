@@ -170,45 +170,42 @@ impl Choices {
         if !self.any.load(Ordering::Acquire) {
             return Chosen::default();
         }
-        about().map_or_else(Chosen::default, |about| self.ask(operation, about))
+        about().map_or_else(Chosen::default, |about| self.choose(operation, about))
     }
 
     #[cold]
-    fn ask(&self, operation: Operation, about: About) -> Chosen {
+    fn choose(&self, operation: Operation, about: About) -> Chosen {
         let made = self.made.read();
         let set = made.set.get(operation as usize).copied().flatten();
         let selector = made.selector.clone();
         drop(made);
-        let possible = |asked: &ChoiceRequest| self.possible(operation, about, asked);
+        let possible = |request: &ChoiceRequest| self.possible(operation, about, request);
         let selected = || {
             let query = Query { operation, about, ranks: self.facts.ranks, most_blocks: self.most_blocks };
             select(selector.as_ref()?, &query)
         };
-        let learned = || {
-            let About { tokens, row_bytes, mapped, layout, .. } = about;
-            ChoiceRequest::from(self.learned.choice(operation, tokens, Rows { row_bytes, layout, mapped }))
-        };
-        let chosen = set.and_then(|asked| possible(&asked));
-        let chosen = chosen.or_else(|| possible(&selected()?)).unwrap_or_default();
+        let chosen = set.and_then(|request| possible(&request)).or_else(|| possible(&selected()?)).unwrap_or_default();
         if chosen.names_a_variant() {
             return chosen;
         }
-        let learned = possible(&learned()).unwrap_or_default();
+        let About { tokens, row_bytes, mapped, layout, .. } = about;
+        let learned = self.learned.choice(operation, tokens, Rows { row_bytes, layout, mapped });
+        let learned = possible(&learned.into()).unwrap_or_default();
         let in_order = chosen.launch.in_order;
         let launch = if chosen.launch.is_own() { Launch { in_order, ..learned.launch } } else { chosen.launch };
         Chosen { launch, ..learned }
     }
 
     /// The checked choice for `operation`; `None`, with a warning the first time, if it cannot be followed.
-    fn possible(&self, operation: Operation, about: About, asked: &ChoiceRequest) -> Option<Chosen> {
-        let chosen = match asked.variant {
+    fn possible(&self, operation: Operation, about: About, request: &ChoiceRequest) -> Option<Chosen> {
+        let chosen = match request.variant {
             0 => Ok(Chosen::default()),
             number => Variant::from_raw(number)
                 .ok_or(Impossible::UnknownVariant)
                 .and_then(|variant| self.variant(operation, about, variant)),
         };
         let chosen = chosen.map_err(|reason| self.warn(operation, reason)).ok()?;
-        let launch = asked.launch;
+        let launch = request.launch;
         match self.check(launch) {
             Ok(()) => Some(Chosen { launch, ..chosen }),
             Err(unfit) => {
@@ -232,7 +229,7 @@ impl Choices {
     fn check(&self, launch: Launch) -> Result<(), Unfit> {
         let Launch { blocks, send_blocks, threads, .. } = launch;
         let most = self.most_blocks.unwrap_or(u32::MAX);
-        let or = |asked, other| if asked == 0 { other } else { asked };
+        let or = |requested, own| if requested == 0 { own } else { requested };
         let whole =
             Choice { blocks: or(blocks, most), threads: or(threads, Choice::WARP), send_blocks: or(send_blocks, 1) };
         whole.fitting(most).map(drop)

@@ -15,7 +15,7 @@ fn choices(ranks: usize, ll_combine: LlCombineMode, nodes: usize) -> Choices {
     Choices::new(&facts, nodes, Some(132), Learned::default())
 }
 
-fn asked(variant: u32, [blocks, send_blocks, threads]: [u32; 3]) -> ChoiceRequest {
+fn request(variant: u32, [blocks, send_blocks, threads]: [u32; 3]) -> ChoiceRequest {
     ChoiceRequest { variant, launch: Launch { blocks, send_blocks, threads, ..Launch::default() } }
 }
 
@@ -49,17 +49,17 @@ fn the_tuning_file_comes_behind_both() {
     let exact = |found: &Chosen| found.sums(2, LlCombineMode::Reduce) == LlCombineMode::Exact;
     let found = combine(&choices, 2);
     assert!(found.launch.blocks == 24 && exact(&found));
-    choices.set(Operation::LlCombine, Some(asked(0, [16, 0, 0])));
+    choices.set(Operation::LlCombine, Some(request(0, [16, 0, 0])));
     let found = combine(&choices, 2);
-    assert!(found.launch == asked(0, [16, 0, 0]).launch && exact(&found));
-    choices.set(Operation::LlCombine, Some(asked(1, [0; 3])));
+    assert!(found.launch == request(0, [16, 0, 0]).launch && exact(&found));
+    choices.set(Operation::LlCombine, Some(request(1, [0; 3])));
     let found = combine(&choices, 2);
     assert!(found.launch.blocks == 0 && !exact(&found));
     choices.set(Operation::LlCombine, None);
     let found = choices.of(Operation::LlDispatch, || Some(about(2)));
     assert_eq!(
         found.launch,
-        asked(0, [132, 5, 512]).launch,
+        request(0, [132, 5, 512]).launch,
         "as many blocks as there are, of which the same share sends"
     );
     assert_eq!(told(&choices), 0);
@@ -83,10 +83,10 @@ fn a_shape_that_does_not_fit_costs_no_variant() {
         (found.launch, told(&choices))
     };
     let good = [r#"16, "threads": 512, "send_blocks": 8"#, r#"100, "threads": 512, "send_blocks": 50"#];
-    assert_eq!(of(file(good), 16), (asked(0, [16, 8, 512]).launch, 0));
-    assert_eq!(of(file(good), 128), (asked(0, [32, 16, 512]).launch, 0));
+    assert_eq!(of(file(good), 16), (request(0, [16, 8, 512]).launch, 0));
+    assert_eq!(of(file(good), 128), (request(0, [32, 16, 512]).launch, 0));
     for wrong in [r#"16, "threads": 48, "send_blocks": 8"#, r#"16, "threads": 512, "send_blocks": 17"#] {
-        assert_eq!(of(file([good[0], wrong]), 16), (asked(0, [16, 8, 512]).launch, 0));
+        assert_eq!(of(file([good[0], wrong]), 16), (request(0, [16, 8, 512]).launch, 0));
         assert_eq!(of(file([good[0], wrong]), 128), (Launch::default(), 1));
     }
 }
@@ -94,7 +94,7 @@ fn a_shape_that_does_not_fit_costs_no_variant() {
 #[test]
 fn what_is_set_or_selected_keeps_its_variant_without_its_launch() {
     let choices = choices(4, LlCombineMode::Reduce, 1);
-    let mut wrong = asked(2, [133, 0, 0]);
+    let mut wrong = request(2, [133, 0, 0]);
     wrong.launch.in_order = true;
     let is_exact = || {
         let found = combine(&choices, 2);
@@ -111,9 +111,9 @@ fn what_is_set_or_selected_keeps_its_variant_without_its_launch() {
 #[test]
 fn an_impossible_choice_falls_to_the_next_and_is_told_once() {
     let choices = choices(4, LlCombineMode::Reduce, 1);
-    choices.select(Some(Arc::new(|_| Some(asked(1, [16, 0, 0])))));
+    choices.select(Some(Arc::new(|_| Some(request(1, [16, 0, 0])))));
     for (count, wrong) in
-        [asked(6, [0; 3]), asked(3, [0; 3]), asked(0, [133, 0, 0]), asked(0, [8, 9, 0]), asked(0, [0, 0, 48])]
+        [request(6, [0; 3]), request(3, [0; 3]), request(0, [133, 0, 0]), request(0, [8, 9, 0]), request(0, [0, 0, 48])]
             .into_iter()
             .enumerate()
     {
@@ -133,7 +133,7 @@ fn the_callers_channels_bound_blocks() {
     choices.facts.channels = Some(4);
     let choices = Choices::new(&choices.facts, 1, None, Learned::default());
     assert_eq!(choices.most_blocks, Some(8));
-    choices.set(Operation::LlCombine, Some(asked(0, [9, 0, 0])));
+    choices.set(Operation::LlCombine, Some(request(0, [9, 0, 0])));
     assert_eq!(combine(&choices, 2), Chosen::default());
 }
 
@@ -143,7 +143,7 @@ fn a_selector_is_not_asked_again_by_what_it_enqueues() {
     let inner = Arc::clone(&choices);
     choices.select(Some(Arc::new(move |_| {
         assert_eq!(combine(&inner, 2), Chosen::default());
-        Some(asked(0, [16, 0, 0]))
+        Some(request(0, [16, 0, 0]))
     })));
     for _ in 0..2 {
         assert_eq!(combine(&choices, 2).launch.blocks, 16);

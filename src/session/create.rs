@@ -51,7 +51,7 @@ pub fn group(
     // If the group's own stream could not be created, other ranks learn of it through the default stream.
     let stream = stream.or(own).unwrap_or(Stream::DEFAULT);
     let (ranks, rank) = (comm.ranks, comm.rank);
-    let asked = settings.iter().find_map(|settings| settings.timeout);
+    let requested = settings.iter().find_map(|settings| settings.timeout);
     let facts = own_stream.as_ref().map_err(Error::clone).and_then(|_| {
         let settings = settings?;
         check_sms(&settings, device.as_ref())?;
@@ -64,7 +64,7 @@ pub fn group(
     };
     let Tuning { shapes, choices: learned } = env.tuning_file.as_ref().map(read).unwrap_or_default();
     let of_rank = RankChoices {
-        timeout: env.timeout.or(asked).unwrap_or(DEFAULT_TIMEOUT),
+        timeout: env.timeout.or(requested).unwrap_or(DEFAULT_TIMEOUT),
         tuning_file: env.tuning_file.clone(),
         shapes,
         check: env.check,
@@ -94,9 +94,9 @@ pub fn multiprocessors(comm: usize) -> Result<Option<u32>> {
 
 fn check_sms(settings: &GroupSettings, device: &dyn Device) -> Result<()> {
     match (settings.sms, device.multiprocessors()) {
-        (Some(asked), Some(all)) if asked > all as usize => {
+        (Some(requested), Some(all)) if requested > all as usize => {
             let text = "more SMs are asked for than the device has";
-            Err(Error::new(Code::InvalidUsage, text).got(asked, format_args!("at most {all}")))
+            Err(Error::new(Code::InvalidUsage, text).got(requested, format_args!("at most {all}")))
         }
         _ => Ok(()),
     }

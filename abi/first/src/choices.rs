@@ -75,12 +75,12 @@ pub unsafe extern "C" fn ncclEpSetSelector(
         let user = user as usize;
         let selector = select.map(|select| -> Selector {
             Arc::new(move |query| {
-                let query = told(query);
+                let query = query_in_c(query);
                 let mut choice = ncclEpChoice_t { size: CHOICE_BYTES as c_uint, ..Default::default() };
                 // SAFETY: the caller's function, which works with `user` (the exported function's contract); both
                 // structures outlive the call.
                 let chosen = unsafe { select(user as *mut c_void, &query, &mut choice) };
-                (chosen != 0).then(|| asked(&choice))
+                (chosen != 0).then(|| request_of(&choice))
             })
         });
         group.session.set_selector(selector);
@@ -109,10 +109,10 @@ unsafe fn read(choice: *const ncclEpChoice_t) -> Result<ChoiceRequest> {
         return Err(refuse::argument("choice.size", rule).got(size, CHOICE_BYTES));
     }
     // SAFETY: it has that size.
-    Ok(asked(&unsafe { choice.read() }))
+    Ok(request_of(&unsafe { choice.read() }))
 }
 
-fn asked(choice: &ncclEpChoice_t) -> ChoiceRequest {
+fn request_of(choice: &ncclEpChoice_t) -> ChoiceRequest {
     ChoiceRequest {
         variant: choice.variant,
         launch: Launch {
@@ -124,7 +124,7 @@ fn asked(choice: &ncclEpChoice_t) -> ChoiceRequest {
     }
 }
 
-fn told(query: &Query) -> ncclEpQuery_t {
+fn query_in_c(query: &Query) -> ncclEpQuery_t {
     let number = |count| c_uint::try_from(count).unwrap_or(c_uint::MAX);
     ncclEpQuery_t {
         size: number(size_of::<ncclEpQuery_t>()),

@@ -26,7 +26,7 @@ pub struct Kept {
     pub drops: bool,
     /// HT: the largest K of a handle, if there is a bound.
     pub top_k: Option<usize>,
-    /// Whether a mask of lost ranks was asked for; HT accepts that, without having one.
+    /// Whether a mask of lost ranks was requested; HT accepts that, without having one.
     pub enable_mask: bool,
 }
 
@@ -175,8 +175,8 @@ mod tests {
             (given.dispatch_num_sms, given.combine_num_sms) = (dispatch, combine);
             given.max_num_sms = both;
             let core = of(&given).unwrap().0;
-            let asked = dispatch.max(combine).max(both) as usize;
-            assert_eq!((core.channels, core.sms), (channels, Some(asked).filter(|sms| *sms > 0)));
+            let requested = dispatch.max(combine).max(both) as usize;
+            assert_eq!((core.channels, core.sms), (channels, Some(requested).filter(|sms| *sms > 0)));
         }
         let mut given = config(LL);
         given.max_recv_tokens_per_rank = 1;

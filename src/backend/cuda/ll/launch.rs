@@ -94,7 +94,7 @@ impl Grid {
             let threads = self.threads.min(*possible.end());
             return Self { threads, ..self };
         }
-        let or = |asked, own| if asked == 0 { own } else { asked };
+        let or = |requested, own| if requested == 0 { own } else { requested };
         let blocks = or(launch.blocks, self.blocks);
         let own = share(blocks, self.send_blocks, self.blocks).max(1);
         let choice = Choice {

@@ -89,8 +89,8 @@ fn regions_do_not_overlap() {
 fn measured_grids_have_threads_for_every_role() {
     let choice = |threads| Choice { blocks: 4, threads, send_blocks: 4 };
     let possible = || DISPATCH_LEAST_THREADS..=LL_DISPATCH_THREADS;
-    for (asked, given) in [(32, 160), (160, 160), (256, 256), (1024, 512)] {
-        assert_eq!(Grid::chosen(choice(asked), possible()).threads, given);
+    for (requested, given) in [(32, 160), (160, 160), (256, 256), (1024, 512)] {
+        assert_eq!(Grid::chosen(choice(requested), possible()).threads, given);
     }
 }
 

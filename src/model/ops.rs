@@ -151,7 +151,7 @@ impl Launch {
 
 /// The ids and weights of a rank-major LL dispatch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LlTopk {
+pub struct RankMajorTopk {
     /// f32 `[T, K]`: the weights of this rank's tokens.
     pub weights: DevPtr,
     /// `[R, M, K]`: ids, -1 for experts elsewhere and in unused rows.
@@ -175,7 +175,7 @@ pub struct LlDispatch {
     pub view: Option<ViewBank>,
     pub layout: Layout,
     /// Rank-major: the ids and weights.
-    pub topk: Option<LlTopk>,
+    pub topk: Option<RankMajorTopk>,
     /// int32 `[L]` or, rank-major, `[R]`: rows received per local expert or source rank.
     pub counter: Option<DevPtr>,
     /// int64 `[R]`: gets the nanoseconds of waiting for each source added.

@@ -4,7 +4,7 @@ use crate::error::Result;
 use crate::error::refusal::{Extent, OfTensor, Role};
 use crate::model::group::{GroupFacts, ROW_ALIGN};
 use crate::model::layout::Layout;
-use crate::model::ops::{Launch, LlCombine, LlDispatch, LlTopk, Numbers, Routing};
+use crate::model::ops::{Launch, LlCombine, LlDispatch, Numbers, RankMajorTopk, Routing};
 use crate::model::tensor::{DType, Tensor};
 use crate::rule::argument::{Argument, counter, expert_counter};
 use crate::rule::rows::{self, DispatchRows, Received};
@@ -50,7 +50,7 @@ fn rank_topk(
     routing: &Routing,
     (ids, tensors): (&Tensor, &DispatchTensors<'_>),
     first_id: usize,
-) -> Result<LlTopk> {
+) -> Result<RankMajorTopk> {
     let of_entries = |tensor: Argument<'_>| tensor.size_is(layout.dims(), routing.top_k, Extent::HandleTopK).map(drop);
     let ids = rows::received(Argument::new(Role::IdsOut, ids), layout)?;
     let width = handle::width_of(&ids, routing.form)?;
@@ -59,7 +59,7 @@ fn rank_topk(
     let Some(out_weights) = tensors.out_weights else { return Err(Argument::missing(Role::WeightsOut)) };
     let out_weights = rows::received(Argument::new(Role::WeightsOut, out_weights), layout)?.dtype_is(DType::Float32)?;
     of_entries(out_weights)?;
-    Ok(LlTopk {
+    Ok(RankMajorTopk {
         weights: weights.data(4)?,
         out_ids: Numbers { data: ids.data(width.bytes())?, width },
         first_id,

@@ -14,7 +14,7 @@ use crate::backend::cuda::params::ll_view::{
     LlView, LlViewState,
 };
 use crate::error::{Error, Result};
-use crate::model::ops::{self, IntWidth, Launch, LlCombine, LlDispatch, ViewBank};
+use crate::model::ops::{IntWidth, Launch, LlCombine, LlDispatch, RankMajorTopk, ViewBank};
 use crate::model::tensor::DevPtr;
 
 impl Handle {
@@ -24,7 +24,7 @@ impl Handle {
     pub fn launch_rank_dispatch(
         &self,
         op: &LlDispatch,
-        topk: &ops::LlTopk,
+        topk: &RankMajorTopk,
         part: LaunchPart,
         at: &StreamScope,
     ) -> Result<()> {
@@ -55,7 +55,7 @@ impl Handle {
     /// The parameters of `part` of a rank-major dispatch that reads its rows at `rows`.
     pub(super) fn rank_dispatch_params(
         &self,
-        (op, topk): (&LlDispatch, &ops::LlTopk),
+        (op, topk): (&LlDispatch, &RankMajorTopk),
         rows: DevPtr,
         grid: &DispatchGrid,
         part: LaunchPart,
@@ -75,7 +75,7 @@ impl Handle {
     /// Enqueues a rank-major dispatch whose rows go directly into `bank`.
     pub fn launch_dispatch_view(
         &self,
-        (op, topk, bank): (&LlDispatch, &ops::LlTopk, ViewBank),
+        (op, topk, bank): (&LlDispatch, &RankMajorTopk, ViewBank),
         at: &StreamScope,
     ) -> Result<()> {
         let mut dispatch = self.rank_dispatch_params((op, topk), op.tokens, &self.plan.dispatch, LaunchPart::WHOLE);
@@ -157,11 +157,8 @@ impl Handle {
 
 /// The launch of a view's kernel, with the caller's number of blocks, or else `own`; `view` gets the number, too. The
 /// number of threads is fixed, as each warp has its task.
-fn launch_shape(asked: Launch, view: &mut LlView, own: u32) -> LaunchShape {
-    let blocks = match asked.blocks {
-        0 => own,
-        blocks => blocks,
-    };
+fn launch_shape(requested: Launch, view: &mut LlView, own: u32) -> LaunchShape {
+    let blocks = if requested.blocks == 0 { own } else { requested.blocks };
     (view.step, view.step_parts) = (blocks / view.parts, blocks % view.parts);
     LaunchShape::new(blocks, LL_VIEW_THREADS)
 }

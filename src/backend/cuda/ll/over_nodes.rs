@@ -27,7 +27,7 @@ use crate::backend::cuda::scaled_rows::ScalesWord;
 use crate::backend::net::two_sided::{Label, Message};
 use crate::error::Result;
 use crate::model::ids::GroupRank;
-use crate::model::ops::{LlCombine, LlDispatch, LlOp, LlTopk, Routing, RowType};
+use crate::model::ops::{LlCombine, LlDispatch, LlOp, RankMajorTopk, Routing, RowType};
 use crate::model::tensor::DevPtr;
 
 const WARP: u32 = 32;
@@ -203,7 +203,7 @@ impl<'a> OverNodes<'a> {
     /// Enqueues `part` of a rank-major dispatch.
     fn launch_rank_dispatch(
         &self,
-        (op, topk): (&LlDispatch, &LlTopk),
+        (op, topk): (&LlDispatch, &RankMajorTopk),
         (part, nodes): (LaunchPart, LlNodes),
         grid: &DispatchGrid,
         at: &StreamScope,
@@ -295,7 +295,7 @@ impl<'a> OverNodes<'a> {
     }
 
     /// Appends the weights to the message with rows and ids.
-    fn pack_weights(&self, op: &LlDispatch, topk: &LlTopk, at: &StreamScope) -> Result<()> {
+    fn pack_weights(&self, op: &LlDispatch, topk: &RankMajorTopk, at: &StreamScope) -> Result<()> {
         let Routing { tokens, top_k, .. } = self.handle.routing;
         let before = tokens * (op.wire().slot_bytes() + top_k * size_of::<i64>());
         let params = LlRankPackParams {

@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::model::group::GroupFacts;
 use crate::model::ids::GroupRank;
 use crate::model::layout::{Layout, RowOf};
-use crate::model::ops::{IntWidth, LlDispatch, LlTopk};
+use crate::model::ops::{IntWidth, LlDispatch, RankMajorTopk};
 
 impl HostLl {
     pub(super) fn send_tokens(&self, op: &LlDispatch, fingerprint: &Fingerprint, epoch: u64) -> Result<()> {
@@ -184,7 +184,7 @@ impl HostLl {
     /// Writes what all sources have sent to the outputs `[R, M, *]`.
     fn place_by_rank(
         &self,
-        (op, topk): (&LlDispatch, &LlTopk),
+        (op, topk): (&LlDispatch, &RankMajorTopk),
         out: &mut [u8],
         sent: &[SentTokens<'_>],
     ) -> Result<Landed> {

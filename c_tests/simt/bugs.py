@@ -28,7 +28,7 @@ OVER_NODES = "4 NODES=0123 test_ll uneven_tokens"
 RANK_MAJOR = "2 test_ll rank_major_shapes"
 VIEWS = "2 test_ll views_shapes"
 VIEW_FORMATS = "2 test_ll views_formats_of_many"
-# Several stages, several remote ranks that one forwards for, interleaved ranks.
+# Several stages, several remote sources of a rank, interleaved ranks.
 HT_NODES = "4 NODES=0120 NCCL_EP_HT_CHUNK_BYTES=600 test_ht uneven_tokens"
 HT_NODES_BACKWARD = "4 NODES=0120 NCCL_EP_HT_CHUNK_BYTES=600 test_ht gradients_with"
 # A dispatch of as many tokens as there may be, on all ranks.

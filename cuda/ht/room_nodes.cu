@@ -1,6 +1,6 @@
 // Finds how many of this rank's rows each rank keeps, over several nodes, where ranks drop the rows that they have no
 // room for. Runs after ht_route_nodes, which has counted the rows that come to this rank, and after the messages in
-// which the remote ranks that it forwards for have sent their counts.
+// which its remote sources have sent their counts.
 //
 // Grid: one block. It tells each rank of the node how many of its rows each rank that this one forwards for keeps, and
 // whether that rank drops any; and it receives the same about all ranks of the group, each from its forwarder here. The

@@ -47,7 +47,7 @@ struct Block {
     // Whether this launch sends rows, and whether this block notifies the peers of them.
     __device__ bool sends() const { return op.sends() || op.relays(); }
     __device__ bool notifies() const { return sends() && notifiers.has_this_block(); }
-    // The sources whose rows this launch sends: this rank, the remote ranks that it forwards for, or both.
+    // The sources whose rows this launch sends: this rank, its remote sources, or both.
     __device__ uint32_t first_source() const { return Op::kSeveral && !op.sends() ? 1 : 0; }
     __device__ uint32_t sources() const {
         if constexpr (Op::kSeveral) {

@@ -84,7 +84,7 @@ impl NodeView {
         self.forwarded().get(1..).unwrap_or_default()
     }
 
-    /// The most remote ranks that any rank of this node forwards for.
+    /// The most remote sources of any rank of this node.
     pub fn width(&self) -> usize {
         self.forwarded.iter().map(Vec::len).max().unwrap_or(1) - 1
     }

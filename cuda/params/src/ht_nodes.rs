@@ -1,8 +1,9 @@
 //! Parameters of the high-throughput kernels of groups over several nodes.
 //!
-//! Every rank *forwards* tokens on its node: its own, and those of the remote ranks whose rail peer it is. These
-//! *forwarded ranks* are numbered, beginning with itself as 0. A rank's tokens are divided into *chunks*, equally many
-//! on all ranks; an operation runs in *stages* over one or more chunks, of own tokens or of all remote ones.
+//! Every rank *forwards* tokens on its node: its own, and those of its *remote sources*, the remote ranks whose rail
+//! peer it is. These *forwarded ranks* are numbered, beginning with itself as 0. A rank's tokens are divided into
+//! *chunks*, equally many on all ranks; an operation runs in *stages* over one or more chunks, of own tokens or of all
+//! remote ones.
 
 use crate::common::{MessageHeader, PeerTable, RankOnNode, ScaledRows, WaitParams};
 use crate::ht::{
@@ -44,7 +45,7 @@ pub struct HtNodes {
     pub forwarded_by: *const u32,
     pub ranks: u32,
     pub others: u32,
-    /// The most remote ranks that a local rank forwards for.
+    /// The most remote sources of a local rank.
     pub width: u32,
     /// Number of ranks that this one forwards for, including itself.
     pub forwarded: u32,
@@ -59,7 +60,7 @@ pub struct HtForwarded {
     /// `[tokens][top_k]`.
     pub topk_idx: *const i64,
     pub tokens: u32,
-    /// Number of tokens of all remote ranks before this one.
+    /// Number of tokens of all remote sources before this one.
     pub first: u32,
     /// The rank's number in the group.
     pub rank: u32,
@@ -71,7 +72,7 @@ pub struct HtForwarded {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct HtOrigin {
-    /// The index of its remote rank, from 0 on.
+    /// The index of its remote source, from 0 on.
     pub source: u32,
     /// Its index among the tokens that come here from that rank.
     pub index: u32,
@@ -85,12 +86,12 @@ pub struct HtNodesMemory {
     /// `[tokens][top_k]`: own tokens' experts on this node, numbered by local rank and local expert, ascending,
     /// without repetition.
     pub own_entries: *mut HtEntry,
-    /// `[tokens of remote ranks][top_k]`: likewise for those tokens that come here, by rank; row indices count within
+    /// `[tokens of remote sources][top_k]`: likewise for those tokens that come here, by rank; row indices count within
     /// a source.
     pub raw_entries: *mut HtEntry,
-    /// As `raw_entries`, but by chunk, then rank; row indices count over all remote ranks.
+    /// As `raw_entries`, but by chunk, then rank; row indices count over all remote sources.
     pub entries: *mut HtEntry,
-    /// `[tokens of remote ranks]`: the origin of each token, in the order of `entries`.
+    /// `[tokens of remote sources]`: the origin of each token, in the order of `entries`.
     pub origins: *mut HtOrigin,
     /// `[tokens][top_k]`: for own tokens' experts on all nodes, ascending: the node, and the position there.
     pub expert_places: *mut u32,
@@ -102,11 +103,11 @@ pub struct HtNodesMemory {
     pub departing: *mut u32,
     /// `[forwarded][chunks + 1]`: numbers of tokens that come here from each forwarded rank.
     pub starts: *mut u32,
-    /// `[forwarded]`: number of tokens of the remote ranks before each.
+    /// `[forwarded]`: number of tokens of the remote sources before each.
     pub firsts: *mut u32,
     /// `[forwarded][chunks + 1][local ranks]`: rows of each forwarded rank for each local rank.
     pub source_rows: *mut u32,
-    /// `[chunks + 1][local ranks]`: rows from all remote ranks together.
+    /// `[chunks + 1][local ranks]`: rows from all remote sources together.
     pub departures: *mut u32,
     /// `[ranks][chunks + 1]`: rows that this rank receives from each rank of the group.
     pub received_rows: *mut u32,
@@ -172,7 +173,7 @@ pub struct HtRoomNodesParams {
     pub nodes: HtNodes,
     /// The handle's, `[ranks][chunks + 1]`.
     pub received_rows: *const u32,
-    /// `[forwarded - 1]` arrays as `received_rows`, from the remote ranks.
+    /// `[forwarded - 1]` arrays as `received_rows`, from the remote sources.
     pub arrived: *const u32,
     /// `[ranks]`: how many of this rank's rows each rank keeps, and `HT_ROOM_DROPS`.
     pub told: *mut HtCount,
@@ -290,7 +291,7 @@ pub struct HtStage {
     pub messages: HtMessages,
     /// `HtNodesMemory::origins`, from the stage's first token on; NULL if tokens are in the order of a single message.
     pub origins: *const HtOrigin,
-    /// `HtNodesMemory::starts`, from the first remote rank and the stage's first chunk on.
+    /// `HtNodesMemory::starts`, from the first remote source and the stage's first chunk on.
     pub starts: *const u32,
     /// `chunks + 1`: the distance between ranks in `starts`.
     pub chunk_ends: u32,

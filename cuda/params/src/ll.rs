@@ -53,8 +53,8 @@ pub enum LlPhase {
     Receive = 2,
     /// A whole operation on one node.
     SendReceive = 3,
-    /// The work for remote ranks that this one forwards for: a dispatch sends their rows to the peers, a combine sums
-    /// the rows that peers return for them.
+    /// The work for remote sources: a dispatch sends their rows to the peers, a combine sums the rows that peers return
+    /// for them.
     Relay = 4,
     /// The phases of a combine before the exchange of sums.
     SendRelay = 5,

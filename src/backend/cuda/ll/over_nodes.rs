@@ -335,7 +335,7 @@ impl<'a> OverNodes<'a> {
         exchanges.enqueue(label, sends, receives, at.stream)
     }
 
-    /// Sends this rank's message in `leg` to the rail peers; receives those of the remote ranks.
+    /// Sends this rank's message in `leg` to the rail peers; receives those of the remote sources.
     fn send_there(&self, label: Label, buffers: &MessageBuffers, bytes: usize, at: &StreamScope) -> Result<()> {
         let own = self.handle.routing.tokens;
         let peers = self.network.view.rail_peers.iter();

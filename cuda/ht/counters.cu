@@ -13,13 +13,13 @@ ENTRY(ht_counters) {
     const bool has_zones = zones.begins != nullptr;
     const bool is_valid = (*params.rows & HT_DISAGREED) == 0;
     if (threadIdx.x == 0) {
-        tell_slots(params.told, !is_valid ? 0 : has_zones ? zones.begins[zones.experts] : *params.rows);
+        report_slots(params.report, !is_valid ? 0 : has_zones ? zones.begins[zones.experts] : *params.rows);
     }
     for (uint32_t i = threadIdx.x; i < params.local_experts; i += blockDim.x) {
         if (has_zones) {
-            tell_zone(params.told, zones, i, is_valid ? zones.begins[i] : 0, is_valid ? zones.begins[i + 1] : 0);
+            report_zone(params.report, zones, i, is_valid ? zones.begins[i] : 0, is_valid ? zones.begins[i + 1] : 0);
         } else {
-            tell(params.told.experts, i, is_valid ? params.counts[i] : 0);
+            report_number(params.report.experts, i, is_valid ? params.counts[i] : 0);
         }
     }
 }

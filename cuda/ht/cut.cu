@@ -1,9 +1,9 @@
 // Drops, after ht_route, the rows of a handle that its ranks have no room for: each rank keeps the first of the rows
 // that come to it, in their order. The ids of dropped rows become -1, so no operation sees them.
 //
-// Grid: one block. A rank tells each source how many of its rows it keeps. The source removes the others from its
-// entries and ids. If only some of its rows are kept, it tells the rank how many of them are for each of the rank's
-// experts, as only the source knows that. If all are kept, the counts of ht_route still hold.
+// Grid: one block. A rank notifies each source of how many of its rows it keeps. The source removes the others from its
+// entries and ids. If only some of its rows are kept, it notifies the rank of how many of them are for each of the
+// rank's experts, as only the source knows that. If all are kept, the counts of ht_route still hold.
 //
 // Packets have the epoch of ht_route and are in its bank, like those that ht_zones reads; zones.cu says why nobody
 // still reads there. If the ranks disagree nobody sends or waits; after a failure nobody sends.
@@ -98,7 +98,7 @@ __device__ uint32_t rows_for(const Block& block, uint32_t expert) {
         if (stay > 0 && stay < all) {
             rows += block.receive(source, 1 + expert, stay);
         } else if (stay > 0) {
-            rows += heard_rows(params, block.epoch, source, expert);
+            rows += row_count(params, block.epoch, source, expert);
         }
     }
     return rows;
@@ -112,10 +112,10 @@ ENTRY(ht_cut) {
     const uint32_t total = handle.begins[ranks];
     if ((total & HT_DISAGREED) != 0) {
         if (threadIdx.x == 0) {
-            tell(params.told.total, 0, 0);
+            report_number(params.report.total, 0, 0);
         }
         for (uint32_t i = threadIdx.x; i < block.local_experts(); i += HT_CUT_THREADS) {
-            tell(params.told.experts, i, 0);
+            report_number(params.report.experts, i, 0);
         }
         return;
     }
@@ -141,7 +141,7 @@ ENTRY(ht_cut) {
     for (uint32_t i = threadIdx.x; i < block.local_experts(); i += HT_CUT_THREADS) {
         const uint32_t rows = rows_for(block, i);
         handle.counts[i] = static_cast<int32_t>(rows);
-        tell(params.told.experts, i, rows);
+        report_number(params.report.experts, i, rows);
     }
     __syncthreads();
     for (uint32_t rank = threadIdx.x; rank < ranks; rank += HT_CUT_THREADS) {
@@ -149,7 +149,7 @@ ENTRY(ht_cut) {
         handle.begins[rank + 1] = block.cut(handle.begins[rank + 1]);
     }
     if (threadIdx.x == 0) {
-        tell(params.told.total, 0, total);
+        report_number(params.report.total, 0, total);
     }
 }
 

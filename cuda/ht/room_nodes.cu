@@ -2,9 +2,9 @@
 // room for. Runs after ht_route_nodes, which has counted the rows that come to this rank, and after the messages in
 // which its remote sources have sent their counts.
 //
-// Grid: one block. It tells each rank of the node how many of its rows each rank that this one forwards for keeps, and
-// whether that rank drops any; and it receives the same about all ranks of the group, each from its forwarder here. The
-// host removes the dropped rows from its ids and, if any rank drops some, all ranks route again.
+// Grid: one block. It notifies each rank of the node of how many of its rows each forwarded rank keeps, and whether
+// that rank drops any; and it receives the same about all ranks of the group, each from its forwarder here. The host
+// removes the dropped rows from its ids and, if any rank drops some, all ranks route again.
 //
 // Packets have the epoch of ht_route_nodes and are where ht_zones has its own: zones.cu says why nobody reads there any
 // more. After a failure nobody sends.
@@ -33,7 +33,7 @@ struct Block {
     }
 };
 
-// One thread tells the ranks of this node how many of their rows forwarded rank `number` keeps.
+// One thread notifies the ranks of this node of how many of their rows forwarded rank `number` keeps.
 __device__ void send_room(const Block& block, uint32_t number) {
     const HtRoomNodesParams& params = block.params;
     const uint32_t ranks = block.nodes().ranks;
@@ -72,7 +72,7 @@ ENTRY(ht_room_nodes) {
         const Arrival arrival = wait_for_packet(params, block.packets<Own>(own_window(params.peers)) + rank,
                                                 {WAIT_COUNTS, forwarder, params.epoch});
         if (arrival.ok) {
-            st_release_sys(reinterpret_cast<uint64_t*>(params.told + rank), make_packet(params.epoch, arrival.data));
+            st_release_sys(reinterpret_cast<uint64_t*>(params.kept + rank), make_packet(params.epoch, arrival.data));
         }
     }
 }

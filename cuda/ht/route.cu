@@ -11,8 +11,8 @@
 // notifications of all ranks, its own included: by then all other blocks have counted, so they have read the epoch. If
 // it gives up, the group has failed, and nobody notifies any more.
 //
-// If output rows are ordered by expert, a counting block also tells each rank that gets a row which of its experts the
-// row is for: zones.cu says where, and why nobody reads there any more.
+// If output rows are ordered by expert, a counting block also notifies each rank that gets a row of which of its
+// experts the row is for: zones.cu says where, and why nobody reads there any more.
 //
 // A rank that refuses its part, or cannot have the memory for it, runs this kernel as well: it notifies the others of
 // that and waits for them, so that banks and epochs stay in step. Every rank broadcasts its verdict, so all mark the
@@ -277,7 +277,7 @@ __device__ void receive_rows(const Block& block) {
     __syncthreads();
 }
 
-// One thread stores where each source's rows begin, and tells the host how many rows there are.
+// One thread stores where each source's rows begin, and reports to the host how many rows there are.
 template <typename Layout>
 __device__ void store_rows(const Block& block) {
     const HtRouteParams& params = block.params;
@@ -286,7 +286,7 @@ __device__ void store_rows(const Block& block) {
     const uint32_t total = Layout::find_begins(block.ranks(), rows_from, params.handle.begins);
     const uint32_t rows = conclusion == kAgreed ? total : conclusion;
     params.handle.begins[block.ranks()] = rows;
-    tell(params.told.total, 0, conclusion == kAgreed ? total : 0);
+    report_number(params.report.total, 0, conclusion == kAgreed ? total : 0);
     if (conclusion != HT_VERDICT_MISSING) {
         st_release_sys(reinterpret_cast<uint64_t*>(params.received),
                        make_packet(params.number, rows));
@@ -311,7 +311,7 @@ __device__ void receive_counts(const Block& block, uint32_t first, uint32_t coun
     if (threadIdx.x < count) {
         const int32_t total = static_cast<int32_t>(totals[threadIdx.x]);
         params.handle.counts[first + threadIdx.x] = total;
-        tell(params.told.experts, first + threadIdx.x, total);
+        report_number(params.report.experts, first + threadIdx.x, total);
     }
 }
 
@@ -366,7 +366,7 @@ __device__ void run(const HtRouteParams& params) {
     number_tokens(block, first, last);
     if (params.has_zones != 0) {
         __syncthreads();
-        tell_tokens(params, block.epoch(), params.peers.rank, first, last, warp_idx(), kWarps);
+        notify_tokens(params, block.epoch(), params.peers.rank, first, last, warp_idx(), kWarps);
     }
 }
 

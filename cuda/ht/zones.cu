@@ -1,20 +1,21 @@
 // Finds where the rows of a handle lie by expert. Runs after ht_route, which has counted them; over several nodes after
 // ht_route_nodes, in a launch for each rank that this one forwards for, the last of which has the blocks of experts.
 //
-// Each rank that gets a row has been told which of its experts the row is for: by ht_route, over several nodes by the
+// Each rank that gets a row is notified of which of its experts the row is for: by ht_route, over several nodes by the
 // first blocks of this kernel.
 //
 // Grid: one block for each local expert and source rank. It goes through all rows from there in their order, numbers
-// those for the expert, and stores the slot of each. The slots before them are known, as ht_route has heard how many
+// those for the expert, and stores the slot of each. The slots before them are known, as ht_route has received how many
 // rows each rank sends for each expert. Over several nodes that is not known, so the block of an expert goes through
 // the rows of all sources.
 //
 // Packets have the epoch of ht_route, n, which selects one of two banks. While the ht_route of n + 1 writes to the
 // other bank, this kernel of n may still run elsewhere. That of n - 1 has ended everywhere: the ht_route of n, which
-// has ended here, has heard from each rank's, and each of these began after it. Over several nodes this kernel writes
-// the packets itself, after the ht_route_nodes that has heard from all ranks' of the same handle; each of these began
-// after this kernel of the previous handle had ended there: so one bank is enough. What ht_route has heard is
-// overwritten by that of handle n + 2, later still. If the ranks disagree nobody waits; after a failure nobody sends.
+// has ended here, was notified by every rank's, and each of these began after it. Over several nodes this kernel writes
+// the packets itself, after the ht_route_nodes of the same handle, which was notified by every rank's; each of these
+// began after this kernel of the previous handle had ended there: so one bank is enough. The counts that ht_route
+// received are overwritten by that of handle n + 2, later still. If the ranks disagree nobody waits; after a failure
+// nobody sends.
 
 #include "../base/entry.cuh"
 #include "params/ht_nodes.h"
@@ -29,7 +30,7 @@ constexpr uint32_t kRows = 8;
 struct SharedStorage {
     uint32_t of_warp[kWarps];
     uint32_t begin;
-    // What each thread has heard of its rows.
+    // The data of the packets of each thread's rows.
     uint32_t data[kRows][HT_ZONES_THREADS];
     // Those of each warp that are for the expert, by their number among the warp's.
     uint16_t found[kWarps][kRows * kWarpSize];
@@ -47,9 +48,9 @@ struct Block {
     }
     __device__ bool is_over_nodes() const { return params.epochs == nullptr; }
     __device__ uint32_t local_experts() const { return params.zones.experts; }
-    // How many rows of `source` are for `expert`, as ht_route has heard.
+    // How many rows of `source` are for `expert`, by the counts that ht_route received.
     __device__ uint32_t rows_for(uint32_t source, uint32_t expert) const {
-        return heard_rows(params, epoch, source, expert);
+        return row_count(params, epoch, source, expert);
     }
     __device__ uint32_t padded(uint32_t count) const {
         const uint32_t mask = params.zones.alignment - 1;
@@ -101,10 +102,10 @@ __device__ void store_zone(const Block& block, uint32_t expert, uint32_t begin) 
     const HtZonesParams& params = block.params;
     const uint32_t end = begin + block.padded(params.handle.counts[expert]);
     params.zones.begins[expert] = begin;
-    tell_zone(params.told, params.zones, expert, begin, end);
+    report_zone(params.report, params.zones, expert, begin, end);
     if (expert + 1 == block.local_experts()) {
         params.zones.begins[expert + 1] = end;
-        tell_slots(params.told, end);
+        report_slots(params.report, end);
     }
 }
 
@@ -198,7 +199,7 @@ ENTRY(ht_zones) {
     const bool is_valid = (*params.rows & HT_DISAGREED) == 0;
     if (blockIdx.x < params.send_blocks) {
         if (is_valid) {
-            tell_tokens(params, epoch, params.source, 0, handle.tokens, warp_idx() * params.send_blocks + blockIdx.x,
+            notify_tokens(params, epoch, params.source, 0, handle.tokens, warp_idx() * params.send_blocks + blockIdx.x,
                         params.send_blocks * kWarps);
         }
         return;
@@ -207,8 +208,8 @@ ENTRY(ht_zones) {
     const uint32_t source = (blockIdx.x - params.send_blocks) / block.local_experts();
     if (!is_valid) {
         if (threadIdx.x == 0 && source == 0) {
-            tell_zone(params.told, params.zones, expert, 0, 0);
-            tell_slots(params.told, 0);
+            report_zone(params.report, params.zones, expert, 0, 0);
+            report_slots(params.report, 0);
         }
         return;
     }

@@ -25,20 +25,20 @@ __device__ __forceinline__ uint32_t slots_needed(const HtZones& zones) {
     return zones.limit == HT_NO_SLOT ? zones.begins[zones.experts] : 0;
 }
 
-// How many rows of `source` are for local expert `expert`, as the ht_route of this epoch has heard.
+// How many rows of `source` are for local expert `expert`, by the counts that the ht_route of this epoch received.
 template <typename Params>
-__device__ __forceinline__ uint32_t heard_rows(const Params& params, uint32_t epoch, uint32_t source, uint32_t expert) {
+__device__ __forceinline__ uint32_t row_count(const Params& params, uint32_t epoch, uint32_t source, uint32_t expert) {
     const uint64_t packets = params.layout.local_experts + HT_COUNTS_BESIDE_EXPERTS;
     const uint64_t bank = epoch % 2;
-    const Own<uint64_t> heard = as<uint64_t>(own_window(params.peers) + params.layout.counts);
+    const Own<uint64_t> received = as<uint64_t>(own_window(params.peers) + params.layout.counts);
     const uint64_t* of_source = source == params.peers.rank
                                     ? params.own_counts + bank * packets
-                                    : heard + (bank * params.peers.ranks + source) * packets;
+                                    : received + (bank * params.peers.ranks + source) * packets;
     return is_active(params.peers, source) ? min(packet_data(ld_relaxed_sys(of_source + expert)), params.max_tokens)
                                            : 0;
 }
 
-// ---- What ranks tell each other
+// ---- Notifications: which experts a row is for
 
 // A packet has a bit for each expert of its word, how many of the row's experts come before these, and whether more
 // follow.
@@ -57,10 +57,10 @@ __device__ __forceinline__ Address<uint64_t> packets_of(const HtPackets& packets
     return as<uint64_t>(window + packets.offset + epoch % 2 * packets.bank_bytes);
 }
 
-// One thread tells every rank that gets the row of `token` from `source` which of that rank's experts it is for, among
-// those of one word.
+// One thread notifies every rank that gets the row of `token` from `source` of which of that rank's experts it is for,
+// among those of one word.
 template <typename Params>
-__device__ void tell_experts(const Params& params, uint32_t epoch, uint32_t source, uint32_t token, uint32_t word) {
+__device__ void notify_experts(const Params& params, uint32_t epoch, uint32_t source, uint32_t token, uint32_t word) {
     const uint32_t top_k = params.handle.top_k;
     const uint32_t local_experts = params.layout.local_experts;
     const uint64_t packet = uint64_t{source} * zone_words(local_experts) + word;
@@ -89,10 +89,10 @@ __device__ void tell_experts(const Params& params, uint32_t epoch, uint32_t sour
     }
 }
 
-// Warps tell of the tokens [first, last), a token for each lane: this one of unit `unit`, then of every `step`-th.
-// After a failure nobody is told.
+// Warps notify of the tokens [first, last), a token for each lane: this one of unit `unit`, then of every `step`-th.
+// After a failure nobody is notified.
 template <typename Params>
-__device__ __noinline__ void tell_tokens(const Params& params, uint32_t epoch, uint32_t source, uint32_t first,
+__device__ __noinline__ void notify_tokens(const Params& params, uint32_t epoch, uint32_t source, uint32_t first,
                                          uint32_t last, uint32_t unit, uint32_t step) {
     const uint32_t groups = (last - first + kWarpSize - 1) / kWarpSize;
     const uint32_t units = groups * zone_words(params.layout.local_experts);
@@ -100,14 +100,14 @@ __device__ __noinline__ void tell_tokens(const Params& params, uint32_t epoch, u
     for (; unit < units && known_failure(params.wait) == 0; unit += step) {
         const uint32_t token = first + unit % groups * kWarpSize + lane_idx();
         if (token < last) {
-            tell_experts(params, epoch, source, token, unit / groups);
+            notify_experts(params, epoch, source, token, unit / groups);
         }
     }
 }
 
-// ---- What a routing tells its caller, in numbers as wide as the caller wants
+// ---- What a routing reports to its caller, in numbers as wide as the caller wants
 
-__device__ inline void tell(const HtNumbers& numbers, uint32_t i, uint32_t value) {
+__device__ inline void report_number(const HtNumbers& numbers, uint32_t i, uint32_t value) {
     if (numbers.data == nullptr) {
         return;
     }
@@ -119,18 +119,18 @@ __device__ inline void tell(const HtNumbers& numbers, uint32_t i, uint32_t value
 }
 
 // One thread: of the zone of `expert`, as far as its slots are there.
-__device__ inline void tell_zone(const HtTold& told, const HtZones& zones, uint32_t expert, uint32_t begin,
+__device__ inline void report_zone(const HtReport& report, const HtZones& zones, uint32_t expert, uint32_t begin,
                                  uint32_t end) {
     begin = min(begin, zones.limit);
-    tell(told.experts, expert, min(end, zones.limit) - begin);
-    tell(told.offsets, expert, begin);
+    report_number(report.experts, expert, min(end, zones.limit) - begin);
+    report_number(report.offsets, expert, begin);
 }
 
 // One thread: of all zones, also to the host.
-__device__ inline void tell_slots(const HtTold& told, uint32_t slots) {
-    tell(told.total, 0, slots);
-    if (told.page != nullptr) {
-        st_release_sys(reinterpret_cast<uint64_t*>(told.page), make_packet(told.epoch, slots));
+__device__ inline void report_slots(const HtReport& report, uint32_t slots) {
+    report_number(report.total, 0, slots);
+    if (report.page != nullptr) {
+        st_release_sys(reinterpret_cast<uint64_t*>(report.page), make_packet(report.epoch, slots));
     }
 }
 

@@ -123,24 +123,24 @@ pub fn combine(facts: &GroupFacts, routing: &Routing, tensors: &CombineTensors<'
 
 /// Refuses outputs of a dispatch that cannot hold the rows that come here, if the caller was told how many, or has set
 /// a bound. Otherwise only the kernels notice, and the group fails.
-pub fn dispatch_holds(routing: &Routing, op: &HtDispatch, told: usize) -> Result<()> {
-    holds(Role::TokensOut, op.out.map_or(usize::MAX, |out| out.rows), told)?;
+pub fn dispatch_holds(routing: &Routing, op: &HtDispatch, reported: usize) -> Result<()> {
+    holds(Role::TokensOut, op.out.map_or(usize::MAX, |out| out.rows), reported)?;
     let role = if routing.form.zones.is_some() { Role::WeightsOut } else { Role::IdsOut };
-    holds(role, op.routing_out.map_or(usize::MAX, |out| out.rows), told)
+    holds(role, op.routing_out.map_or(usize::MAX, |out| out.rows), reported)
 }
 
 /// Refuses a combine of fewer rows, or gradients, than came here, likewise.
-pub fn combine_holds(op: &HtCombine, told: usize) -> Result<()> {
-    holds(Role::TokensIn, op.expert_rows.rows, told)?;
-    holds(Role::WeightsIn, op.gradients.map_or(usize::MAX, |gradients| gradients.rows), told)
+pub fn combine_holds(op: &HtCombine, reported: usize) -> Result<()> {
+    holds(Role::TokensIn, op.expert_rows.rows, reported)?;
+    holds(Role::WeightsIn, op.gradients.map_or(usize::MAX, |gradients| gradients.rows), reported)
 }
 
-fn holds(role: Role, rows: usize, told: usize) -> Result<()> {
-    if rows >= told {
+fn holds(role: Role, rows: usize, reported: usize) -> Result<()> {
+    if rows >= reported {
         return Ok(());
     }
     let refused = Error::usage(Subject::Size(role, 0), OfTensor::HoldsAllReceived);
-    Err(refused.got(rows, format_args!("{told} or more")))
+    Err(refused.got(rows, format_args!("{reported} or more")))
 }
 
 fn gradients(routing: &Routing, tensors: &CombineTensors<'_>, of: Argument<'_>) -> Result<Option<WeightGradients>> {

@@ -362,7 +362,7 @@ impl Handle {
     fn expected_rows(&self, within: Duration) -> Result<Option<usize>> {
         let rows = self.received_rows(within)?;
         if let (ByMode::Ht((_, handle)), None, Some(rows)) = (&self.mode, &self.caller_memory, rows) {
-            routed(&handle.read())?.told.store(rows, Ordering::Relaxed);
+            routed(&handle.read())?.reported.store(rows, Ordering::Relaxed);
         }
         Ok(rows)
     }

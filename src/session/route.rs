@@ -13,7 +13,7 @@ use crate::session::group::Group;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// A handle's block in a caller's memory, for routings with `top_k` ids per token.
+/// A handle's block in a caller's memory, sized for routings with `top_k` ids per token.
 pub(super) struct CallerMemory {
     pub(super) block: CallerBlock,
     pub(super) top_k: usize,
@@ -38,12 +38,12 @@ pub(super) struct Routed<B: ?Sized> {
     pub(super) routing: Routing,
     pub(super) backend: Box<B>,
     /// The rows that a dispatch delivers here, as last returned to the caller; at first 0. Replayed updates change it.
-    pub(super) told: AtomicUsize,
+    pub(super) reported: AtomicUsize,
 }
 
 impl<B: ?Sized> Routed<B> {
     fn new(routing: Routing, backend: Box<B>) -> Self {
-        Self { routing, backend, told: AtomicUsize::new(0) }
+        Self { routing, backend, reported: AtomicUsize::new(0) }
     }
 }
 
@@ -56,11 +56,11 @@ impl Routed<dyn HtBackend> {
     }
 
     /// The rows that tensors of operations must hold: the most that may come if more would be dropped silently,
-    /// otherwise as many as the caller was told.
+    /// otherwise as many as were reported to the caller.
     pub(super) fn rows_to_hold(&self, facts: &GroupFacts) -> usize {
         let drops = self.routing.form.zones.is_some_and(|zones| zones.most_slots.is_some());
         let most = drops.then(|| self.most_rows(facts)).flatten();
-        most.unwrap_or_else(|| self.told.load(Ordering::Relaxed))
+        most.unwrap_or_else(|| self.reported.load(Ordering::Relaxed))
     }
 }
 

@@ -113,7 +113,7 @@ pub struct HtNumbers {
 /// What a routing reports to its caller; NULL for what the caller does not want.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub struct HtTold {
+pub struct HtReport {
     /// Gets the number of rows of each local expert; with zones of slots.
     pub experts: HtNumbers,
     /// Gets the number of all rows, with zones of slots; 0 if ranks disagree.
@@ -126,7 +126,7 @@ pub struct HtTold {
     pub epoch: u32,
 }
 
-/// The packets by which a handle's ranks report rows by expert to each other: two banks, by the epoch of `ht_route`;
+/// The packets by which a handle's ranks notify each other of rows by expert: two banks, by the epoch of `ht_route`;
 /// over several nodes one bank.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
@@ -156,7 +156,7 @@ pub struct HtRouteParams {
     /// If rows are ordered by expert: the packets that report them to other ranks.
     pub packets: HtPackets,
     /// If rows are not ordered by expert: what is reported to the caller.
-    pub told: HtTold,
+    pub report: HtReport,
     /// The rows that this rank receives, or `HT_DISAGREED` and why.
     pub received: *mut HtCount,
     /// `[2 + ranks + ranks * local_experts]`, zero except while the kernel runs: the number of blocks that have

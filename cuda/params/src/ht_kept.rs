@@ -2,7 +2,7 @@
 
 use crate::common::{PeerTable, WaitParams};
 use crate::ht::{
-    HtCombineParams, HtDispatchParams, HtHandleMemory, HtLayout, HtPackets, HtScaledDispatchParams, HtTold,
+    HtCombineParams, HtDispatchParams, HtHandleMemory, HtLayout, HtPackets, HtReport, HtScaledDispatchParams,
 };
 use crate::ht_nodes::{HtCombineNodesParams, HtDispatchNodesParams, HtScaledDispatchNodesParams};
 
@@ -58,12 +58,12 @@ pub struct HtZonesParams {
     pub rows: *const u32,
     /// Number of source ranks.
     pub sources: u32,
-    /// Over several nodes, the source whose rows this launch reports.
+    /// Over several nodes, the source of the rows that this launch notifies of.
     pub source: u32,
     /// Where `ht_route` received counts; unused over several nodes.
     pub layout: HtLayout,
     pub own_counts: *const u64,
-    pub told: HtTold,
+    pub report: HtReport,
     pub packets: HtPackets,
     pub max_tokens: u32,
     /// The counter of `ht_route`; NULL over several nodes.
@@ -81,7 +81,7 @@ pub struct HtCountersParams {
     pub rows: *const u32,
     /// `[local_experts]`: received rows per expert.
     pub counts: *const i32,
-    pub told: HtTold,
+    pub report: HtReport,
     /// The handle's zones; NULL addresses without zones.
     pub zones: HtZones,
     pub local_experts: u32,
@@ -107,8 +107,8 @@ pub struct HtCutParams {
     /// u32 `[ranks][local_experts]`, zero except while the kernel runs.
     pub tally: *mut u32,
     pub packets: HtPackets,
-    /// What is reported: the remaining rows of each expert, and the number of all rows.
-    pub told: HtTold,
+    /// Gets the remaining rows of each expert, and the number of all rows.
+    pub report: HtReport,
 }
 
 #[derive(Clone, Copy, Debug)]

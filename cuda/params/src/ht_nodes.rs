@@ -168,7 +168,7 @@ pub struct HtRouteNodesParams {
 pub struct HtRoomNodesParams {
     pub peers: PeerTable,
     pub wait: WaitParams,
-    /// The packets by which ranks report how many rows they keep.
+    /// The packets by which ranks notify each other of how many rows they keep.
     pub packets: HtPackets,
     pub nodes: HtNodes,
     /// The handle's, `[ranks][chunks + 1]`.
@@ -176,7 +176,7 @@ pub struct HtRoomNodesParams {
     /// `[forwarded - 1]` arrays as `received_rows`, from the remote sources.
     pub arrived: *const u32,
     /// `[ranks]`: how many of this rank's rows each rank keeps, and `HT_ROOM_DROPS`.
-    pub told: *mut HtCount,
+    pub kept: *mut HtCount,
     /// The most rows of a rank; rows beyond are dropped.
     pub limit: u32,
     /// The epoch of `ht_route_nodes`.

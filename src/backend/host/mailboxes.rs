@@ -122,7 +122,7 @@ impl Mailboxes {
     }
 
     /// The ranks that have not posted their messages of `epoch`, before anybody has released them.
-    pub fn unheard(&self, epoch: u64) -> Vec<usize> {
+    pub fn missing(&self, epoch: u64) -> Vec<usize> {
         let posted = |window: &Window| (0..BANKS).any(|bank| window.bank(bank).posted() == epoch);
         let silent = self.windows.iter().enumerate().filter(|(_, window)| !posted(window));
         silent.map(|(rank, _)| rank).collect()
@@ -338,9 +338,9 @@ mod tests {
         assert_eq!(error.code(), Code::RemoteError);
         assert!(error.text().contains("rank 0 waited"), "{error}");
         assert!(error.text().contains("operation 1 of rank 1, whose last one is 0"), "{error}");
-        assert_eq!(all[0].unheard(epoch), [1]);
+        assert_eq!(all[0].missing(epoch), [1]);
         post(&all[1], Mailboxes::before(epoch), b"half of it").unwrap();
-        assert_eq!(all[0].unheard(epoch), [1]);
+        assert_eq!(all[0].missing(epoch), [1]);
         let error = all[0].receive(epoch, 1).err().unwrap();
         assert!(error.text().ends_with("whose last one is 0"), "{error}");
     }

@@ -6,7 +6,7 @@ use crate::backend::cuda::driver;
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory, HostPage};
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::group_context::GroupContext;
-use crate::backend::cuda::ht::kept::{self, Told};
+use crate::backend::cuda::ht::kept::{self, Report};
 use crate::backend::cuda::ht::plan::{HandleGrids, HtLaunch};
 use crate::backend::cuda::ht::shared::{
     HtShared, Inputs, Outputs, combine_params, dispatch_params, scaled_rows_of_caller,
@@ -14,7 +14,7 @@ use crate::backend::cuda::ht::shared::{
 use crate::backend::cuda::kernels::{self, Kernel, LaunchShape, to_u32};
 use crate::backend::cuda::params::common::KernelOp;
 use crate::backend::cuda::params::ht::{
-    HT_DISAGREED, HtCount, HtDispatchParams, HtEntry, HtHandleMemory, HtScaledDispatchParams, HtTold,
+    HT_DISAGREED, HtCount, HtDispatchParams, HtEntry, HtHandleMemory, HtReport, HtScaledDispatchParams,
 };
 use crate::backend::cuda::params::ht_kept::{
     HtZones, HtZonesCombineParams, HtZonesDispatchParams, HtZonesScaledDispatchParams,
@@ -49,18 +49,18 @@ pub struct CudaHt {
     pub counter: Option<DevPtr>,
     pub counters: RoutingCounters,
     pub epoch: u32,
-    /// When the caller first asked for the number of rows.
+    /// When the caller first queried the number of rows.
     pub first_query: OnceCell<Instant>,
 }
 
 impl CudaHt {
     /// What the routing kernel reports to the caller: everything, or only the counter, before a later kernel.
-    pub fn reported_at_once(&self) -> HtTold {
+    pub fn reported_at_once(&self) -> HtReport {
         let form = &self.routing.form;
         let rows = self.counter.map(|data| Numbers { data, width: IntWidth::Bits32 });
         let of_rows = RoutingCounters { experts: rows, ..RoutingCounters::default() };
         let is_all = self.counter.is_none() && form.zones.is_none() && form.most_rows.is_none();
-        kept::told(if is_all { &self.counters } else { &of_rows }, None)
+        kept::report_params(if is_all { &self.counters } else { &of_rows }, None)
     }
 
     /// Enqueues what follows the kernel that has filled `block`: finding slots if rows are ordered by expert, else
@@ -76,10 +76,6 @@ impl CudaHt {
             Some(header) => header.write(context, KernelOp::HtRoute, self.rows_of(block), at),
             None => Ok(()),
         }
-    }
-
-    fn told<'a>(&self, block: &HtHandleMemory, counters: &'a RoutingCounters, zones: Option<HtZones>) -> Told<'a> {
-        Told { rows: self.rows_of(block), counts: block.counts, counters, zones }
     }
 
     /// The address of the number of received rows.
@@ -195,7 +191,8 @@ impl HtBackend for CudaHt {
         let zones = self.zones()?;
         let after = || {
             kept::move_ids(group, op, self.top_k, at)?;
-            kept::tell(group, &self.told(&memory, &op.counters, zones), at)
+            let rows = self.rows_of(&memory);
+            kept::enqueue_report(group, &Report { rows, counts: memory.counts, counters: &op.counters, zones }, at)
         };
         if let Some(zones) = zones {
             return self.dispatch_by_expert(op, (params, zones), &launch, at, after);

@@ -4,7 +4,7 @@ use crate::backend::cuda::auxiliary::IdCopy;
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::ht::shared::HtShared;
 use crate::backend::cuda::kernels::{self, LaunchShape, to_u32};
-use crate::backend::cuda::params::ht::{HtCount, HtNumbers, HtTold};
+use crate::backend::cuda::params::ht::{HtCount, HtNumbers, HtReport};
 use crate::backend::cuda::params::ht_kept::{
     HT_BY_K_THREADS, HT_COUNTERS_THREADS, HtByKParams, HtCountersParams, HtZones,
 };
@@ -17,7 +17,7 @@ const BLOCK_TOKENS: usize = HT_BY_K_THREADS as usize / 32;
 const MOST_BLOCKS: usize = 512;
 
 /// The device memory that a routing's report to the caller is made from.
-pub struct Told<'a> {
+pub struct Report<'a> {
     /// The number of received rows, or `HT_DISAGREED`.
     pub rows: *const u32,
     /// The number of rows of each expert.
@@ -28,15 +28,15 @@ pub struct Told<'a> {
 }
 
 /// Enqueues a routing's report to the caller, after the routing.
-pub fn tell(group: &HtShared, told: &Told<'_>, at: &StreamScope) -> Result<()> {
-    let Told { rows, counts, counters, zones } = *told;
+pub fn enqueue_report(group: &HtShared, report: &Report<'_>, at: &StreamScope) -> Result<()> {
+    let Report { rows, counts, counters, zones } = *report;
     if *counters == RoutingCounters::default() {
         return Ok(());
     }
     let params = HtCountersParams {
         rows,
         counts,
-        told: self::told(counters, None),
+        report: report_params(counters, None),
         zones: zones.unwrap_or(NO_ZONES),
         local_experts: group.layout.local_experts,
     };
@@ -45,9 +45,9 @@ pub fn tell(group: &HtShared, told: &Told<'_>, at: &StreamScope) -> Result<()> {
 }
 
 /// The kernel parameters for a report; with zones, `page` in host memory gets the number of slots and the handle's.
-pub fn told(counters: &RoutingCounters, page: Option<(*mut HtCount, u32)>) -> HtTold {
+pub fn report_params(counters: &RoutingCounters, page: Option<(*mut HtCount, u32)>) -> HtReport {
     let (page, epoch) = page.unwrap_or((null_mut(), 0));
-    HtTold {
+    HtReport {
         experts: numbers(counters.experts),
         total: numbers(counters.total),
         offsets: numbers(counters.offsets),

@@ -145,7 +145,7 @@ impl HtGroup {
             kept_ids: if form.keeps_ids { handle.routing.ids.0 as *mut i64 } else { null_mut() },
             is_narrow: u32::from(handle.caller_ids.width == IntWidth::Bits32),
             has_zones: u32::from(form.zones.is_some()),
-            told: handle.reported_at_once(),
+            report: handle.reported_at_once(),
             received: page.map_or(null_mut(), |page| page.device()),
             ..self.route_params(handle.epoch, verdict_with(handle.top_k))
         })
@@ -171,7 +171,7 @@ impl HtGroup {
             is_narrow: 0,
             has_zones: 0,
             packets: self.shared.plan.packets(&self.shared.layout),
-            told: kept::told(&RoutingCounters::default(), None),
+            report: kept::report_params(&RoutingCounters::default(), None),
             received: null_mut(),
             tally: (tally + layout.tally) as *mut u32,
             counted: (tally + layout.counted) as *mut u64,

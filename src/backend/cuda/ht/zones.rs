@@ -7,7 +7,7 @@ use crate::backend::cuda::ht::kept;
 use crate::backend::cuda::ht::shared::HtShared;
 use crate::backend::cuda::kernels::{self, LaunchShape, to_u32};
 use crate::backend::cuda::params::common::{KernelOp, PeerTable};
-use crate::backend::cuda::params::ht::{HtHandleMemory, HtTold};
+use crate::backend::cuda::params::ht::{HtHandleMemory, HtReport};
 use crate::backend::cuda::params::ht_kept::{
     HT_CUT_THREADS, HT_NO_SLOT, HT_ZONES_THREADS, HtCutParams, HtZones, HtZonesParams,
 };
@@ -23,13 +23,13 @@ const MOST_SENDERS: usize = 32;
 pub struct SlotsOf {
     /// The address of the number of rows.
     pub rows: *const u32,
-    /// The number of source ranks, and the source whose rows this rank reports.
+    /// The number of source ranks, and the source of the rows that this rank notifies of.
     pub sources: u32,
     pub source: u32,
     /// Over several nodes, the epoch of the route.
     pub epoch: Option<u32>,
     /// If this rank's slots are assigned, too: what to report about them.
-    pub finds: Option<HtTold>,
+    pub finds: Option<HtReport>,
 }
 
 impl CudaHt {
@@ -44,8 +44,8 @@ impl CudaHt {
     pub fn find_slots(&self, handle: &HtHandleMemory, zones: &HtZones, at: &StreamScope) -> Result<()> {
         let PeerTable { ranks, rank, .. } = *self.group.context.peers();
         let page = self.memory.as_ref().map(|memory| memory.received.device().wrapping_add(SLOTS_OF_PAGE));
-        let told = kept::told(&self.counters, page.map(|page| (page, self.epoch)));
-        let of = SlotsOf { rows: self.rows_of(handle), sources: ranks, source: rank, epoch: None, finds: Some(told) };
+        let report = kept::report_params(&self.counters, page.map(|page| (page, self.epoch)));
+        let of = SlotsOf { rows: self.rows_of(handle), sources: ranks, source: rank, epoch: None, finds: Some(report) };
         self.group.find_slots(handle, zones, &of, at)
     }
 
@@ -65,7 +65,7 @@ impl CudaHt {
             epochs: group.epochs().cast_const(),
             tally: ((tally + layout.tally) as *mut u32).wrapping_add(2 + peers.ranks as usize),
             packets: group.plan.packets(&group.layout),
-            told: kept::told(&self.counters, None),
+            report: kept::report_params(&self.counters, None),
         };
         group.context.module.launch(kernels::ht_cut(), LaunchShape::new(1, HT_CUT_THREADS), &params, at)
     }
@@ -106,7 +106,7 @@ impl HtShared {
             source: of.source,
             layout: self.layout,
             own_counts: own_counts as *const u64,
-            told: of.finds.unwrap_or(kept::told(&RoutingCounters::default(), None)),
+            report: of.finds.unwrap_or(kept::report_params(&RoutingCounters::default(), None)),
             packets: self.plan.packets(&self.layout),
             max_tokens: to_u32(self.plan.max_tokens)?,
             epochs: of.epoch.map_or(self.epochs().cast_const(), |_| null()),

@@ -50,7 +50,7 @@ pub fn exchange(shared: &Arc<GroupState>, wanted: Result<HtRouting>, stream: Str
             None => Error::internal("no word of a handle"),
         }),
         Err(RecvTimeoutError::Timeout) => {
-            let error = not_exchanged(patience, &shared.mailboxes.unheard(epoch));
+            let error = not_exchanged(patience, &shared.mailboxes.missing(epoch));
             shared.mailboxes.fail(error.clone());
             Err(error)
         }
@@ -118,7 +118,7 @@ fn agree(facts: &GroupFacts, wanted: &Result<HtRouting>, epoch: u64, announced: 
     }
     let map = HtMap::new(facts, epoch, &all, routing.form);
     write_counts(*counter, &map.counts)?;
-    tell(&map, routing.form, counters)?;
+    write_counters(&map, routing.form, counters)?;
     if let Some(block) = home.caller_block {
         map.store(facts, routing, block)?;
     }
@@ -126,7 +126,7 @@ fn agree(facts: &GroupFacts, wanted: &Result<HtRouting>, epoch: u64, announced: 
 }
 
 /// Reports the routing in this map to the caller.
-pub fn tell(map: &HtMap, form: HandleForm, counters: &RoutingCounters) -> Result<()> {
+pub fn write_counters(map: &HtMap, form: HandleForm, counters: &RoutingCounters) -> Result<()> {
     let Some(zones) = form.zones else {
         write_numbers(counters.experts, map.counts.iter().copied())?;
         return write_numbers(counters.total, [(map.received() + map.dropped) as u32]);

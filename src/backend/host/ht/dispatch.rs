@@ -4,7 +4,7 @@
 
 use crate::backend::host::device::{bytes, bytes_mut, write_counts};
 use crate::backend::host::fingerprint::Fingerprint;
-use crate::backend::host::ht::agreement::tell;
+use crate::backend::host::ht::agreement::write_counters;
 use crate::backend::host::ht::route::{self, ENTRY_BYTES};
 use crate::backend::host::ht::{Routed, source};
 use crate::backend::host::numeric::{self, copy_row};
@@ -79,7 +79,7 @@ impl Routed {
                 }
             }
         }
-        tell(&self.map, self.routing.form, &op.counters)?;
+        write_counters(&self.map, self.routing.form, &op.counters)?;
         write_counts(op.counter, &self.map.counts)
     }
 

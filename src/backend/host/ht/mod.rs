@@ -154,16 +154,16 @@ impl HtBackend for HostHt {
         if self.caller_block.is_none() {
             return self.num_recv_tokens(Duration::MAX);
         }
-        let (tell, hear) = mpsc::channel();
+        let (sender, receiver) = mpsc::channel();
         let handle = self.clone();
         let look = move || {
             // If nobody listens any more, nobody needs it.
-            let _ = tell.send(handle.routed().map(|it| handle.rows_of(&it.map)).ok());
+            let _ = sender.send(handle.routed().map(|it| handle.rows_of(&it.map)).ok());
             Ok(())
         };
         self.shared.enqueue(Operation::HtDispatch, stream, look, || ())?;
         // After a failure nothing runs, and behind other work of the program perhaps for ever.
-        Ok(hear.recv_timeout(2 * self.shared.mailboxes.timeout()).ok().flatten())
+        Ok(receiver.recv_timeout(2 * self.shared.mailboxes.timeout()).ok().flatten())
     }
 }
 

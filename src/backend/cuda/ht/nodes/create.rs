@@ -7,7 +7,7 @@
 use crate::backend::cuda::agreement::{disagreement, verdict_refusing, verdict_with};
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::ht::grid::granted_blocks;
-use crate::backend::cuda::ht::kept::{self, Told};
+use crate::backend::cuda::ht::kept::{self, Report};
 use crate::backend::cuda::ht::nodes::caller_block::{self, CallerHt};
 use crate::backend::cuda::ht::nodes::cut::Cut;
 use crate::backend::cuda::ht::nodes::handle::{Counts, NodesHt};
@@ -19,7 +19,7 @@ use crate::backend::cuda::ht::zones::SlotsOf;
 use crate::backend::cuda::kernels::{self, LaunchShape, to_u32};
 use crate::backend::cuda::network::two_sided::handshake::{Announced, NewHandle};
 use crate::backend::cuda::params::common::KernelOp;
-use crate::backend::cuda::params::ht::{HT_ROUTE_THREADS, HT_VERDICT_CODE_SHIFT, HtHandleMemory, HtTold};
+use crate::backend::cuda::params::ht::{HT_ROUTE_THREADS, HT_VERDICT_CODE_SHIFT, HtHandleMemory, HtReport};
 use crate::backend::cuda::params::ht_kept::HtZones;
 use crate::backend::cuda::params::ht_nodes::{
     HT_PLACE_THREADS, HtForwarded, HtNodesMemory, HtPlaceParams, HtRouteNodesParams,
@@ -124,7 +124,7 @@ impl Creation<'_> {
         if let Some(most) = most_rows {
             // The total counts dropped rows, too, so it is reported first; dropping edits the handle's copy of the ids.
             let total = part.counters.total.take();
-            self.tell(&part, &RoutingCounters { total, ..RoutingCounters::default() })?;
+            self.report(&part, &RoutingCounters { total, ..RoutingCounters::default() })?;
             part.ids = None;
             let cut = Cut { group: self.group, rails, part: &part, epoch: self.epoch, at: self.at };
             if cut.cut(most, self.new_handle().label())? {
@@ -273,26 +273,26 @@ impl Creation<'_> {
         let HandleParts { memory, slots, zones, .. } = plan.memory(part.base.0, part.size)?;
         let zones = (self.group).zones(part.routing.form.zones, (slots, zones), part.routing.top_k)?;
         let Some(zones) = zones else {
-            return self.tell(part, &part.counters).map(|()| None);
+            return self.report(part, &part.counters).map(|()| None);
         };
         let turn = self.group.order.begin(self.at)?;
         let index = plan.announced();
         let page = Some((part.memory.announced.device().wrapping_add(index), self.epoch));
-        turn.end_after(self.find_slots(&memory, &zones, counted, kept::told(&part.counters, page)))?;
+        turn.end_after(self.find_slots(&memory, &zones, counted, kept::report_params(&part.counters, page)))?;
         let read = || Ok((part.memory.announced).complete(index, |it| it.epoch == self.epoch));
         Ok(Some(self.group.wait_for_routing(read)?.value as usize))
     }
 
     /// Enqueues reporting the numbers of rows to the caller.
-    fn tell(&self, part: &Part, counters: &RoutingCounters) -> Result<()> {
+    fn report(&self, part: &Part, counters: &RoutingCounters) -> Result<()> {
         let memory = part.device(&self.rails.plan)?;
         let turn = self.group.order.begin(self.at)?;
-        let told = Told { rows: memory.total, counts: memory.counts, counters, zones: None };
-        turn.end_after(kept::tell(self.group, &told, self.at))
+        let report = Report { rows: memory.total, counts: memory.counts, counters, zones: None };
+        turn.end_after(kept::enqueue_report(self.group, &report, self.at))
     }
 
     /// Enqueues the kernels that assign slots: one for each rank that this one forwards for, itself last.
-    fn find_slots(&self, memory: &HtNodesMemory, zones: &HtZones, counted: &Counts, told: HtTold) -> Result<()> {
+    fn find_slots(&self, memory: &HtNodesMemory, zones: &HtZones, counted: &Counts, report: HtReport) -> Result<()> {
         let plan = &self.rails.plan;
         let mut entries = memory.raw_entries;
         let sources = SourceIx::all(plan.forwarded).zip(self.rails.network.view.forwarded());
@@ -315,7 +315,7 @@ impl Creation<'_> {
                 sources: to_u32(plan.ranks)?,
                 source: rank.word(),
                 epoch: Some(self.epoch),
-                finds: is_own.then_some(told),
+                finds: is_own.then_some(report),
             };
             self.group.find_slots(&handle, zones, &of, self.at)?;
         }

@@ -33,16 +33,16 @@ impl Cut<'_> {
         let turn = self.group.order.begin(self.at)?;
         turn.end_after(self.exchange_kept_rows(most, label))?;
         let first = self.rails.plan.announced() + 1;
-        let told = (0..self.rails.plan.ranks).map(|rank| {
+        let kept = (0..self.rails.plan.ranks).map(|rank| {
             let page = &self.part.memory.announced;
             let read = || Ok(page.complete(first + rank, |it| it.epoch == self.epoch));
             Ok(self.group.wait_for_routing(read)?.value)
         });
-        let told: Vec<u32> = told.collect::<Result<_>>()?;
-        let drops = told.iter().any(|word| word & HT_ROOM_DROPS != 0);
+        let kept: Vec<u32> = kept.collect::<Result<_>>()?;
+        let drops = kept.iter().any(|word| word & HT_ROOM_DROPS != 0);
         if drops {
             self.take_out(Room::new(
-                told.iter().map(|word| i64::from(word & !HT_ROOM_DROPS)).collect(),
+                kept.iter().map(|word| i64::from(word & !HT_ROOM_DROPS)).collect(),
                 self.rails.plan.local_experts,
             ))?;
         }
@@ -68,7 +68,7 @@ impl Cut<'_> {
             nodes: rails.nodes()?,
             received_rows: memory.received_rows,
             arrived: arrived.data().0 as *const u32,
-            told: self.part.memory.announced.device().wrapping_add(rails.plan.announced() + 1),
+            kept: self.part.memory.announced.device().wrapping_add(rails.plan.announced() + 1),
             limit: to_u32(most)?,
             epoch: self.epoch,
         };

@@ -4,7 +4,7 @@
 //! kernel that reads it has run.
 
 use crate::backend::cuda::ht::grid::HtKind;
-use crate::backend::cuda::ht::kept::{self, Told};
+use crate::backend::cuda::ht::kept::{self, Report};
 use crate::backend::cuda::ht::nodes::handle::NodesHt;
 use crate::backend::cuda::ht::nodes::messages::{Bank, TokenBytes};
 use crate::backend::cuda::ht::nodes::stage::{Enqueueing, Handle, Headers, STAGES_IN_FLIGHT, Tokens};
@@ -60,7 +60,7 @@ pub fn run(handle: &NodesHt, op: &HtDispatch, stream: Stream) -> Result<()> {
     let mut enqueueing = Enqueueing::new(&handle.rails, &mut turn, at, "HT dispatch")?;
     let enqueued = dispatch.enqueue(&mut enqueueing);
     let enqueued = enqueued.and_then(|()| kept::move_ids(group, op, to_u32(handle.routing.top_k)?, at));
-    let enqueued = enqueued.and_then(|()| kept::tell(group, &dispatch.told(), at));
+    let enqueued = enqueued.and_then(|()| kept::enqueue_report(group, &dispatch.report(), at));
     enqueueing.end(group, order, enqueued)
 }
 
@@ -266,8 +266,8 @@ impl Dispatch<'_> {
     }
 
     /// What it reports to the caller.
-    fn told(&self) -> Told<'_> {
+    fn report(&self) -> Report<'_> {
         let device = &self.handle.device;
-        Told { rows: device.total, counts: device.counts, counters: &self.op.counters, zones: self.handle.zones }
+        Report { rows: device.total, counts: device.counts, counters: &self.op.counters, zones: self.handle.zones }
     }
 }

@@ -89,8 +89,8 @@ fn each_line(check: impl Fn(&str, &str)) {
 #[test]
 fn some_words_are_in_one_file() {
     each_line(|file, code| {
-        for (word, homes) in RESERVED {
-            assert!(homes.contains(&file) || !code.contains(word), "{file}: {code}");
+        for (word, files) in RESERVED {
+            assert!(files.contains(&file) || !code.contains(word), "{file}: {code}");
         }
     });
 }

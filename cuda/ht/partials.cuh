@@ -56,13 +56,13 @@ struct NodePartials {
             return here;
         }
         const uint32_t lane = lane_idx();
-        const uint32_t home = lane < top_k ? from.expert_places[uint64_t{token} * top_k + lane] : HT_NONE;
-        const uint32_t place = home & ((1u << HT_PLACE_BITS) - 1);
+        const uint32_t expert_place = lane < top_k ? from.expert_places[uint64_t{token} * top_k + lane] : HT_NONE;
+        const uint32_t place = expert_place & ((1u << HT_PLACE_BITS) - 1);
         const uint32_t of_lane = shuffle(here, place % kWarpSize);
-        if (home == HT_NONE || lane >= columns) {
+        if (expert_place == HT_NONE || lane >= columns) {
             return 0;
         }
-        const uint32_t node = home >> HT_PLACE_BITS;
+        const uint32_t node = expert_place >> HT_PLACE_BITS;
         uint32_t number = 0;
         if (node == 0 || !has_row(token, node - 1, number)) {
             return node == 0 ? of_lane : 0;
@@ -73,10 +73,10 @@ struct NodePartials {
 
    private:
     __device__ bool has_row(uint32_t token, uint32_t other, uint32_t& number) const {
-        const uint32_t spot = from.departing_index[uint64_t{other} * from.tokens + token];
+        const uint32_t position = from.departing_index[uint64_t{other} * from.tokens + token];
         const uint32_t before = from.departing[other * from.chunk_ends];
-        number = spot - before;
-        return spot != HT_NONE;
+        number = position - before;
+        return position != HT_NONE;
     }
 };
 

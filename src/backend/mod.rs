@@ -21,7 +21,7 @@ use crate::backend::objects::GroupObjects;
 use crate::error::refusal::{OfSettings, OfTensor, Role, Setting, Subject};
 use crate::error::{Code, Error, Result};
 use crate::model::group::{ByMode, GroupFacts};
-use crate::model::handle_state::{COMPARED_WORDS, CallerBlock, HEADER_WORDS, HandleHome, shown};
+use crate::model::handle_state::{COMPARED_WORDS, CallerBlock, HEADER_WORDS, HandleStorage, shown};
 use crate::model::ops::{
     HandleForm, HtCombine, HtDispatch, LlDispatch, LlOp, Routing, RoutingCounters, StagedSlot, Stream, ViewBank,
 };
@@ -90,14 +90,14 @@ pub trait GroupBackend: Send + Sync {
 }
 
 pub trait LlGroupBackend: Send + Sync {
-    /// Creates a handle with its block in `home`, a caller's memory on one node only; local, enqueues nothing. A rank
-    /// that refused its arguments gets the error in `routing` back; over several nodes its forwarders learn of it on
-    /// first use. In a caller's memory the block of an equal handle serves combines until this one dispatches. A block
-    /// of the library's that a graph uses serves only handles made on a stream captured into that graph.
+    /// Creates a handle; local, enqueues nothing. Its block is in `storage`, in a caller's memory on one node only. A
+    /// rank that refused its arguments gets the error in `routing` back; over several nodes its forwarders learn of it
+    /// on first use. In a caller's memory the block of an equal handle serves combines until this one dispatches. A
+    /// block of the library's that a graph uses serves only handles made on a stream captured into that graph.
     fn open_handle(
         self: Arc<Self>,
         routing: Result<Routing>,
-        home: HandleHome,
+        storage: HandleStorage,
         stream: Stream,
     ) -> Result<Box<dyn LlBackend>>;
 }
@@ -123,7 +123,7 @@ pub struct HtRouting {
     /// Further numbers that it reports; over several nodes at most those of `experts`.
     pub counters: RoutingCounters,
     /// Where the handle's block is.
-    pub home: HandleHome,
+    pub storage: HandleStorage,
 }
 
 /// Refuses a block in a caller's memory whose first `words` are not the `expected` header's.

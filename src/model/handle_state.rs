@@ -4,7 +4,7 @@
 //! copy of the bytes serves a handle of an equal group, at any address. Both backends store the same numbers in
 //! sections.
 //!
-//! A block is in the library's memory or in a caller's ([`HandleHome`]). In a caller's memory it has a header, which
+//! A block is in the library's memory or in a caller's ([`HandleStorage`]). In a caller's memory it has a header, which
 //! each operation checks, so that other content is refused. Sections after a valid header are trusted.
 //!
 //! Over several nodes the host also needs numbers, such as the sizes of messages. There a block in a caller's memory
@@ -28,7 +28,7 @@ const WORD_BYTES: usize = 4;
 
 /// Where a handle has its block, and how long it lives.
 #[derive(Clone, Debug, Default)]
-pub struct HandleHome {
+pub struct HandleStorage {
     /// The block in a caller's memory; `None` if it is in the library's.
     pub caller_block: Option<CallerBlock>,
     pub life: HandleLife,

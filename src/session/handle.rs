@@ -12,7 +12,7 @@ use crate::rule::handle::HandleTensors;
 use crate::rule::{self, CombineTensors, DispatchTensors, ht, ll};
 use crate::session::choices::{About, Chosen};
 use crate::session::group::{Group, Statistic, View};
-use crate::session::route::{self, CallerMemory, HandleFacts, Routed};
+use crate::session::route::{self, HandleFacts, Routed, SizedBlock};
 use crate::tuning::{Operation, RowLayout};
 use parking_lot::{Mutex, RwLock};
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use std::time::Duration;
 pub struct Handle {
     mode: ByMode<Ll, Ht>,
     /// `None` if the block is in the library's memory.
-    caller_memory: Option<CallerMemory>,
+    caller_block: Option<SizedBlock>,
     form: HandleForm,
     life: HandleLife,
     // Last, to be dropped after the backend's state in `mode`.
@@ -66,7 +66,7 @@ impl Handle {
             ByMode::Ll(group) => ByMode::Ll((Arc::clone(group), Mutex::default())),
             ByMode::Ht(group) => ByMode::Ht((Arc::clone(group), RwLock::default())),
         };
-        Self { mode, caller_memory: None, form, life: HandleLife::default(), group }
+        Self { mode, caller_block: None, form, life: HandleLife::default(), group }
     }
 
     /// As [`Self::new`], with the block in a caller's `memory` of `bytes`, at least [`Group::handle_bytes`]. Every
@@ -87,7 +87,7 @@ impl Handle {
         if group.nodes() > 1 && matches!(group.backend().mode, ByMode::Ll(_)) {
             return Ok(Self::new(group, form));
         }
-        Ok(Self { caller_memory: Some(CallerMemory { block, top_k }), ..Self::new(group, form) })
+        Ok(Self { caller_block: Some(SizedBlock { block, top_k }), ..Self::new(group, form) })
     }
 
     /// Replaces the routing by that of `tensors`, which is an error if they could not be read. Collective in HT. After
@@ -96,7 +96,7 @@ impl Handle {
     pub fn update(&self, tensors: Result<HandleTensors>, stream: Stream) -> Result<()> {
         self.group.check_usable()?;
         let _entered = self.group.enter()?;
-        let own = HandleFacts { caller_memory: self.caller_memory.as_ref(), form: self.form, life: &self.life };
+        let own = HandleFacts { caller_block: self.caller_block.as_ref(), form: self.form, life: &self.life };
         match &self.mode {
             ByMode::Ll((backend, handle)) => {
                 let mut handle = handle.lock();
@@ -209,7 +209,7 @@ impl Handle {
                 let routing = &routed(&handle.routed)?.routing;
                 let layout = match handle.dispatched {
                     Some(layout) => layout,
-                    None if self.caller_memory.is_none() => {
+                    None if self.caller_block.is_none() => {
                         return Err(Error::usage(Subject::Handle, InSequence::DispatchFirst));
                     }
                     // A guess, which the device compares with the block's header.
@@ -262,7 +262,7 @@ impl Handle {
                 let layout = Some(layout(&handle));
                 handle.routed.as_ref().map(|it| about(it.routing.tokens, it.routing.top_k, layout))
             }),
-            ByMode::Ht((_, handle)) => choices.of(of_ht, || match &self.caller_memory {
+            ByMode::Ht((_, handle)) => choices.of(of_ht, || match &self.caller_block {
                 Some(memory) => own.and_then(|it| it.sizes().first()).map(|&it| about(it as usize, memory.top_k, None)),
                 None => handle.read().as_ref().map(|it| about(it.routing.tokens, it.routing.top_k, None)),
             }),
@@ -278,8 +278,8 @@ impl Handle {
         rows: (Role, Option<&Tensor>),
         run: impl FnOnce(&Routed<dyn HtBackend>) -> Result<T>,
     ) -> Result<T> {
-        let Some(caller_memory) = &self.caller_memory else { return run(routed(&handle.read())?) };
-        let of = (caller_memory.top_k, self.form);
+        let Some(caller_block) = &self.caller_block else { return run(routed(&handle.read())?) };
+        let of = (caller_block.top_k, self.form);
         let routing = rule::handle::routed_before(self.group.facts(), rows, of)?;
         let cached = handle.read();
         if let Some(routed) = &*cached
@@ -288,7 +288,7 @@ impl Handle {
             return run(routed);
         }
         drop(cached);
-        let routed = route::ht_before(backend, routing, caller_memory)?;
+        let routed = route::ht_before(backend, routing, caller_block)?;
         let done = run(&routed)?;
         let before = handle.write().replace(routed);
         drop(before);
@@ -361,7 +361,7 @@ impl Handle {
     /// where a rank that gets more rows fails while the operation runs, so that other ranks learn of it.
     fn expected_rows(&self, within: Duration) -> Result<Option<usize>> {
         let rows = self.received_rows(within)?;
-        if let (ByMode::Ht((_, handle)), None, Some(rows)) = (&self.mode, &self.caller_memory, rows) {
+        if let (ByMode::Ht((_, handle)), None, Some(rows)) = (&self.mode, &self.caller_block, rows) {
             routed(&handle.read())?.reported.store(rows, Ordering::Relaxed);
         }
         Ok(rows)
@@ -370,7 +370,7 @@ impl Handle {
     /// The rows of the routing that is in a caller's memory once `stream` gets there; `None` if it is not a routing of
     /// this handle's tokens, or if nothing has run on the handle yet.
     pub fn rows_in_memory(&self, stream: Stream) -> Result<Option<usize>> {
-        match (&self.caller_memory, &self.mode) {
+        match (&self.caller_block, &self.mode) {
             (Some(_), ByMode::Ht((_, handle))) => match &*handle.read() {
                 Some(routed) => routed.backend.num_recv_tokens_in_block(stream),
                 None => Ok(None),

@@ -4,7 +4,7 @@ use crate::backend::{HtBackend, HtGroupBackend, HtRouting, LlBackend, LlGroupBac
 use crate::error::refusal::{OfTensor, Role, Subject};
 use crate::error::{Error, Result, Value};
 use crate::model::group::GroupFacts;
-use crate::model::handle_state::{CallerBlock, HandleHome, HandleLife};
+use crate::model::handle_state::{CallerBlock, HandleLife, HandleStorage};
 use crate::model::ops::{HandleForm, Routing, Stream, Zones};
 use crate::model::tensor::DevPtr;
 use crate::rule;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A handle's block in a caller's memory, sized for routings with `top_k` ids per token.
-pub(super) struct CallerMemory {
+pub(super) struct SizedBlock {
     pub(super) block: CallerBlock,
     pub(super) top_k: usize,
 }
@@ -22,14 +22,14 @@ pub(super) struct CallerMemory {
 /// The properties of a handle that do not depend on its routing.
 #[derive(Clone, Copy)]
 pub(super) struct HandleFacts<'a> {
-    pub(super) caller_memory: Option<&'a CallerMemory>,
+    pub(super) caller_block: Option<&'a SizedBlock>,
     pub(super) form: HandleForm,
     pub(super) life: &'a HandleLife,
 }
 
 impl HandleFacts<'_> {
-    fn home(self) -> HandleHome {
-        HandleHome { caller_block: self.caller_memory.map(|it| it.block), life: self.life.clone() }
+    fn storage(self) -> HandleStorage {
+        HandleStorage { caller_block: self.caller_block.map(|it| it.block), life: self.life.clone() }
     }
 }
 
@@ -73,7 +73,7 @@ pub(super) fn ll(
     stream: Stream,
 ) -> Result<Routed<dyn LlBackend>> {
     let routing = checked(group, tensors, own).map(|(routing, _)| routing);
-    let backend = Arc::clone(backend).open_handle(routing.clone(), own.home(), stream)?;
+    let backend = Arc::clone(backend).open_handle(routing.clone(), own.storage(), stream)?;
     Ok(Routed::new(routing?, backend))
 }
 
@@ -93,7 +93,7 @@ pub(super) fn ht(
     }
     let wanted = checked.and_then(|(routing, counter)| {
         let counter = counter.map(|it| device_counter(group, it)).transpose()?;
-        Ok(HtRouting { routing, counter, counters, home: own.home() })
+        Ok(HtRouting { routing, counter, counters, storage: own.storage() })
     });
     let backend = Arc::clone(backend).open_handle(wanted, stream)?;
     Ok(Routed::new(routing?, backend))
@@ -103,14 +103,14 @@ pub(super) fn ht(
 pub(super) fn ht_before(
     backend: &Arc<dyn HtGroupBackend>,
     routing: Routing,
-    caller_memory: &CallerMemory,
+    caller_block: &SizedBlock,
 ) -> Result<Routed<dyn HtBackend>> {
-    Ok(Routed::new(routing, Arc::clone(backend).reopen_handle(routing, caller_memory.block)?))
+    Ok(Routed::new(routing, Arc::clone(backend).reopen_handle(routing, caller_block.block)?))
 }
 
 fn checked(group: &Group, tensors: Result<HandleTensors>, own: HandleFacts<'_>) -> Result<(Routing, Option<Counter>)> {
     let tensors = tensors?;
-    (own.caller_memory).map_or(Ok(()), |it| rule::handle::has_top_k(&tensors, it.top_k))?;
+    (own.caller_block).map_or(Ok(()), |it| rule::handle::has_top_k(&tensors, it.top_k))?;
     let routing = rule::handle::routing(group.facts(), &tensors.ids, own.form)?;
     Ok((routing, rule::handle::counter(group.facts(), &tensors)?))
 }

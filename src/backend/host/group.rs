@@ -18,7 +18,7 @@ use crate::backend::{
 };
 use crate::error::{Error, Result};
 use crate::model::group::{Algorithm, ByMode, GroupFacts};
-use crate::model::handle_state::{CallerBlock, HandleHome, block_bytes};
+use crate::model::handle_state::{CallerBlock, HandleStorage, block_bytes};
 use crate::model::node_view::NodeView;
 use crate::model::ops::{HandleForm, Routing, Stream};
 use crate::model::topology::Topology;
@@ -108,10 +108,10 @@ impl LlGroupBackend for HostGroup {
     fn open_handle(
         self: Arc<Self>,
         routing: Result<Routing>,
-        home: HandleHome,
+        storage: HandleStorage,
         _stream: Stream,
     ) -> Result<Box<dyn LlBackend>> {
-        Ok(Box::new(HostLl::new(Arc::clone(&self.shared), routing?, home)))
+        Ok(Box::new(HostLl::new(Arc::clone(&self.shared), routing?, storage)))
     }
 }
 

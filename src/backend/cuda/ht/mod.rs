@@ -31,7 +31,7 @@ use crate::backend::{HtBackend, HtGroupBackend, HtRouting};
 use crate::error::refusal::{InSequence, Subject};
 use crate::error::{Error, Result};
 use crate::log;
-use crate::model::handle_state::{CallerBlock, HandleHome, block_bytes};
+use crate::model::handle_state::{CallerBlock, HandleStorage, block_bytes};
 use crate::model::ops::{HandleForm, IntWidth, Numbers, Routing, RoutingCounters, Stream};
 use crate::model::tensor::DevPtr;
 use once_cell::sync::OnceCell;
@@ -96,13 +96,13 @@ impl HtGroup {
 
     /// Handle number `epoch` of the group, not announced to other ranks yet.
     fn prepare(self: &Arc<Self>, wanted: HtRouting, epoch: u32, at: &StreamScope) -> Result<CudaHt> {
-        let bytes = match wanted.home.caller_block {
+        let bytes = match wanted.storage.caller_block {
             None => self.shared.plan.handle(&wanted.routing).bytes,
             Some(_) => 0,
         };
         let waste = |memory: &HandleMemory| memory.waste(bytes);
         let make = || HandleMemory::new(&self.shared.context, &self.memory, bytes);
-        let request = MemoryRequest { handle: &wanted.home.life, capture: at.capture, shares: false };
+        let request = MemoryRequest { handle: &wanted.storage.life, capture: at.capture, shares: false };
         let memory = self.pool.take(&request, waste, make)?;
         self.handle(wanted, Some(memory), epoch)
     }
@@ -110,7 +110,7 @@ impl HtGroup {
     /// Handle number `epoch`, with `memory` as the library's part of its memory.
     fn handle(self: &Arc<Self>, wanted: HtRouting, memory: Option<Pooled<HandleMemory>>, epoch: u32) -> Result<CudaHt> {
         let (plan, mut routing) = (&self.shared.plan, wanted.routing);
-        let caller_block = wanted.home.caller_block.map(|CallerBlock(block)| block);
+        let caller_block = wanted.storage.caller_block.map(|CallerBlock(block)| block);
         let own = memory.as_ref().and_then(|memory| memory.block());
         let (block, sections) = (caller_block.or(own).unwrap_or_default(), plan.handle(&routing));
         let caller_ids = Numbers { data: routing.ids, width: routing.width };
@@ -215,8 +215,8 @@ impl HtGroupBackend for HtGroup {
             let (group, rails) = (Arc::clone(&self.shared), Arc::clone(rails));
             return Ok(Box::new(CallerHt { group, rails, routing, block, received: None }));
         }
-        let home = HandleHome { caller_block: Some(block), ..HandleHome::default() };
-        let wanted = HtRouting { routing, counter: None, counters: RoutingCounters::default(), home };
+        let storage = HandleStorage { caller_block: Some(block), ..HandleStorage::default() };
+        let wanted = HtRouting { routing, counter: None, counters: RoutingCounters::default(), storage };
         Ok(Box::new(self.handle(wanted, None, 0)?))
     }
 }

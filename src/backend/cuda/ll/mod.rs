@@ -30,7 +30,7 @@ use crate::backend::cuda::params::ll::LlLayout;
 use crate::backend::cuda::pool::{MemoryRequest, Pool, Pooled};
 use crate::backend::{LlBackend, LlGroupBackend};
 use crate::error::Result;
-use crate::model::handle_state::{CallerBlock, HandleHome, header};
+use crate::model::handle_state::{CallerBlock, HandleStorage, header};
 use crate::model::ops::{LlDispatch, LlOp, Routing, StagedSlot, Stream, ViewBank};
 use crate::model::tensor::DevPtr;
 use once_cell::sync::OnceCell;
@@ -103,11 +103,11 @@ impl LlGroupBackend for LlGroup {
     fn open_handle(
         self: Arc<Self>,
         routing: Result<Routing>,
-        home: HandleHome,
+        storage: HandleStorage,
         stream: Stream,
     ) -> Result<Box<dyn LlBackend>> {
         let number = next_number(&self.handles);
-        let handle = routing.and_then(|routing| self.handle(number, routing, home, stream));
+        let handle = routing.and_then(|routing| self.handle(number, routing, storage, stream));
         match (&self.network, &handle) {
             (None, _) => {}
             (Some(network), Ok(handle)) => handle.announce(network)?,
@@ -120,7 +120,8 @@ impl LlGroupBackend for LlGroup {
 
 impl LlGroup {
     /// Handle `number` of the group, not announced to other ranks yet.
-    fn handle(&self, number: u32, routing: Routing, home: HandleHome, stream: Stream) -> Result<Handle> {
+    fn handle(&self, number: u32, routing: Routing, storage: HandleStorage, stream: Stream) -> Result<Handle> {
+        let HandleStorage { caller_block, life } = storage;
         let capture = self.context.module.enter(stream).ok().and_then(|at| at.capture);
         let serves = |memory: &HandleMemory| memory.serves(&routing).then_some(0);
         let forwarded = self.network.as_ref().map(|network| network.view.forwarded().len());
@@ -130,11 +131,11 @@ impl LlGroup {
             context: Arc::clone(&self.context),
             layout: self.layout,
             views: self.views.clone(),
-            memory: match home.caller_block {
-                None => self.pool.take(&MemoryRequest { handle: &home.life, capture, shares: true }, serves, make)?,
-                Some(block) => Pooled::apart(HandleMemory::in_caller_memory(&self.plan, &routing, block), &home.life),
+            memory: match caller_block {
+                None => self.pool.take(&MemoryRequest { handle: &life, capture, shares: true }, serves, make)?,
+                Some(block) => Pooled::apart(HandleMemory::in_caller_memory(&self.plan, &routing, block), &life),
             },
-            header: (home.caller_block)
+            header: caller_block
                 .map(|CallerBlock(block)| CallerHeader::new(block, header(&self.plan.facts, &routing, 0))),
             number,
             source_tokens: OnceCell::new(),

@@ -108,7 +108,7 @@ fn read(mut reader: Reader<'_>, source: usize, facts: &GroupFacts) -> Result<Ann
 
 /// The map, if all ranks announced ids and the same number per token. Also fills the counter.
 fn agree(facts: &GroupFacts, wanted: &Result<HtRouting>, epoch: u64, announced: Vec<Announced>) -> Result<HtMap> {
-    let HtRouting { routing, counter, counters, home } = wanted.as_ref().map_err(Error::clone)?;
+    let HtRouting { routing, counter, counters, storage } = wanted.as_ref().map_err(Error::clone)?;
     let all: Vec<RankIds> = announced.into_iter().collect::<Result<_>>()?;
     let other = all.iter().position(|ids| ids.top_k != routing.top_k);
     if let Some((rank, theirs)) = other.and_then(|rank| Some((rank, all.get(rank)?.top_k))) {
@@ -119,7 +119,7 @@ fn agree(facts: &GroupFacts, wanted: &Result<HtRouting>, epoch: u64, announced: 
     let map = HtMap::new(facts, epoch, &all, routing.form);
     write_counts(*counter, &map.counts)?;
     write_counters(&map, routing.form, counters)?;
-    if let Some(block) = home.caller_block {
+    if let Some(block) = storage.caller_block {
         map.store(facts, routing, block)?;
     }
     Ok(map)

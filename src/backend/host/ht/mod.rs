@@ -34,8 +34,8 @@ impl HostHt {
     pub fn open(shared: Arc<GroupState>, wanted: Result<HtRouting>, stream: Stream) -> Result<Self> {
         let own = wanted.clone();
         let map = agreement::exchange(&shared, wanted, stream)?;
-        let HtRouting { routing, home, .. } = own?;
-        Ok(Self { shared, routing, map: Some(Arc::new(map)), caller_block: home.caller_block })
+        let HtRouting { routing, storage, .. } = own?;
+        Ok(Self { shared, routing, map: Some(Arc::new(map)), caller_block: storage.caller_block })
     }
 
     /// A handle over the content of `block`.

@@ -13,7 +13,7 @@ use crate::backend::host::order::Received;
 use crate::error::refusal::Operation;
 use crate::error::{Error, Result};
 use crate::model::group::GroupFacts;
-use crate::model::handle_state::{CallerBlock, HandleHome};
+use crate::model::handle_state::{CallerBlock, HandleStorage};
 use crate::model::layout::Layout;
 use crate::model::ops::{LlDispatch, LlOp, Routing, STAGED_SLOTS, StagedSlot, Stream, ViewBank};
 use crate::model::tensor::DevPtr;
@@ -35,8 +35,8 @@ pub struct HostLl {
 
 impl HostLl {
     /// A handle with the ids `routing`, which every operation reads again.
-    pub fn new(shared: Arc<GroupState>, routing: Routing, home: HandleHome) -> Self {
-        let caller_block = home.caller_block;
+    pub fn new(shared: Arc<GroupState>, routing: Routing, storage: HandleStorage) -> Self {
+        let caller_block = storage.caller_block;
         Self {
             received: match caller_block {
                 Some(_) => Arc::clone(&shared.received_in_given),

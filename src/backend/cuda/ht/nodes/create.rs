@@ -61,7 +61,7 @@ pub fn open_handle(
     }
     let creation = Creation { group, rails, epoch: group.next_handle(), at };
     let wanted = wanted.and_then(|wanted| part::reserve(group, rails, wanted));
-    let caller_block = wanted.as_ref().ok().and_then(|it| it.home.caller_block);
+    let caller_block = wanted.as_ref().ok().and_then(|it| it.storage.caller_block);
     let own = match &wanted {
         Ok(HtRouting { routing, .. }) => {
             Announced { tokens: routing.tokens, verdict: verdict_with(to_u32(routing.top_k)?) }
@@ -252,9 +252,8 @@ impl Creation<'_> {
             Some(blocks) => (blocks / 2).clamp(1, multiprocessors) as usize,
             None => multiprocessors as usize,
         };
-        let pieces = plan.chunks * (plan.forwarded - 1);
-        let homes = part.routing.tokens.div_ceil(HT_PLACE_THREADS as usize);
-        let (piece_blocks, home_blocks) = (pieces.min(most), homes.clamp(1, most));
+        let piece_blocks = most.min(plan.chunks * (plan.forwarded - 1));
+        let token_blocks = part.routing.tokens.div_ceil(HT_PLACE_THREADS as usize).clamp(1, most);
         let params = HtPlaceParams {
             nodes: self.rails.nodes()?,
             handle: part.device(plan)?,
@@ -263,7 +262,7 @@ impl Creation<'_> {
             local_ranks: to_u32(plan.locals)?,
             piece_blocks: to_u32(piece_blocks)?,
         };
-        let shape = LaunchShape::new(to_u32(piece_blocks + home_blocks)?, HT_PLACE_THREADS);
+        let shape = LaunchShape::new(to_u32(piece_blocks + token_blocks)?, HT_PLACE_THREADS);
         self.group.context.module.launch(kernels::ht_place(), shape, &params, self.at)
     }
 

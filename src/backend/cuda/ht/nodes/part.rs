@@ -42,7 +42,7 @@ impl Part {
         let keeps_ids = routing.form.keeps_ids;
         let slots = rails.slots(group.plan.max_tokens, top_k, routing.form);
         let needed = HandleSize { own, remote, tokens: own, top_k, keeps_ids, slots };
-        let caller_block = wanted.home.caller_block;
+        let caller_block = wanted.storage.caller_block;
         let size = caller_block.map_or(needed, |_| caller_block::size(group, rails, &routing));
         let bytes = rails.plan.memory(0, if caller_block.is_none() { needed } else { HandleSize::default() })?.bytes;
         // With a bound on tokens all handles get the same size, so that later ones can reuse the memory.
@@ -51,7 +51,7 @@ impl Part {
             Some(most) => caller_block::size_of_any(rails, most, (top_k, routing.form)),
             None => HandleSize { own: own.next_power_of_two(), ..needed },
         };
-        let memory = memory((group, rails), &wanted.home.life, bytes, room)?;
+        let memory = memory((group, rails), &wanted.storage.life, bytes, room)?;
         let base = caller_block.map_or(memory.data(), |block| caller_block::memory_of(rails, block));
         let mut ids = None;
         if keeps_ids {
@@ -89,9 +89,9 @@ impl Part {
 /// Ensures that there is memory for a handle before other ranks depend on this one.
 pub fn reserve(group: &HtShared, rails: &Rails, wanted: HtRouting) -> Result<HtRouting> {
     let Routing { top_k, form, .. } = wanted.routing;
-    if let (None, Some(most)) = (wanted.home.caller_block, group.plan.facts.max_tokens) {
+    if let (None, Some(most)) = (wanted.storage.caller_block, group.plan.facts.max_tokens) {
         let room = caller_block::size_of_any(rails, most, (top_k, form));
-        memory((group, rails), &wanted.home.life, rails.plan.memory(0, room)?.bytes, room)?;
+        memory((group, rails), &wanted.storage.life, rails.plan.memory(0, room)?.bytes, room)?;
     }
     Ok(wanted)
 }

@@ -1,6 +1,5 @@
-// The notifications of a dispatch, beside its rows: each rank tells the peers how many rows each of their experts gets
-// from it, and which index each (token, k) has among these. From the counts of all ranks a receiver finds where the
-// rows of each begin.
+// The notifications of a dispatch, beside its rows: how many rows each expert of a peer gets from this rank, and which
+// index each (token, k) has among these. From the counts of all ranks a receiver finds where the rows of each begin.
 #pragma once
 
 #include "dispatch_block.cuh"

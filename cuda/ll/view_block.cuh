@@ -128,7 +128,7 @@ struct CleanWords {
             packet[parity] = ld_relaxed_sys(bank.counts(peer));
         }
     }
-    // Whether the peer told in the previous operation that its bank `bank` is clean.
+    // Whether the peer's notification in the previous operation says that its bank `bank` is clean.
     __device__ __forceinline__ bool says_clean(const Op& op, uint32_t bank) const {
         const uint64_t before = (op.epoch_before & 1) != 0 ? packet[1] : packet[0];
         return packet_epoch(before) == op.epoch_before && (packet_data(before) >> (kCleanShift + bank) & 1) != 0;

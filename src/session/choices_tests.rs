@@ -28,7 +28,7 @@ fn combine(choices: &Choices, top_k: usize) -> Chosen {
     choices.of(Operation::LlCombine, || Some(about(top_k)))
 }
 
-fn told(choices: &Choices) -> usize {
+fn warnings(choices: &Choices) -> usize {
     choices.warned.lock().len()
 }
 
@@ -62,7 +62,7 @@ fn the_tuning_file_comes_behind_both() {
         request(0, [132, 5, 512]).launch,
         "as many blocks as there are, of which the same share sends"
     );
-    assert_eq!(told(&choices), 0);
+    assert_eq!(warnings(&choices), 0);
 }
 
 /// Ranks with other numbers of tokens get other shapes of one file, and must sum alike.
@@ -80,7 +80,7 @@ fn a_shape_that_does_not_fit_costs_no_variant() {
         let choices = Choices::new(&facts, 1, None, learned);
         let found = choices.of(Operation::LlCombine, || Some(About { tokens, ..about(2) }));
         assert_eq!(found.sums(2, LlCombineMode::Reduce), LlCombineMode::Exact, "{tokens}");
-        (found.launch, told(&choices))
+        (found.launch, warnings(&choices))
     };
     let good = [r#"16, "threads": 512, "send_blocks": 8"#, r#"100, "threads": 512, "send_blocks": 50"#];
     assert_eq!(of(file(good), 16), (request(0, [16, 8, 512]).launch, 0));
@@ -105,7 +105,7 @@ fn what_is_set_or_selected_keeps_its_variant_without_its_launch() {
     assert!(is_exact());
     choices.set(Operation::LlCombine, Some(ChoiceRequest { variant: 1, ..wrong }));
     assert!(!is_exact(), "what is set comes first all the same");
-    assert_eq!(told(&choices), 1);
+    assert_eq!(warnings(&choices), 1);
 }
 
 #[test]
@@ -121,7 +121,7 @@ fn an_impossible_choice_falls_to_the_next_and_is_told_once() {
         for _ in 0..2 {
             assert_eq!(combine(&choices, 2).launch.blocks, 16);
         }
-        assert_eq!(told(&choices), 1 + count);
+        assert_eq!(warnings(&choices), 1 + count);
     }
     choices.select(None);
     assert_eq!(combine(&choices, 2), Chosen::default());

@@ -31,7 +31,7 @@ pub struct Group {
     pub(super) choices: Choices,
     failed: OnceCell<Error>,
     /// Whether a call has returned a failure.
-    told: AtomicBool,
+    reported: AtomicBool,
     closed: AtomicBool,
     staged: Mutex<Staged>,
     /// The address of each [`Statistic`]; 0 if it is not collected.
@@ -81,7 +81,7 @@ impl Group {
             about,
             checks,
             failed: OnceCell::new(),
-            told: AtomicBool::new(false),
+            reported: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             staged: Mutex::default(),
             statistics: Default::default(),
@@ -157,7 +157,7 @@ impl Group {
     }
 
     /// Logs the library's `version` and a description of the group, each if the environment asks for it.
-    pub fn tell(&self, version: &str) {
+    pub fn log_opening(&self, version: &str) {
         log::version(version);
         if let Some(about) = &self.about {
             log::group(about.device, &format_args!("{version}, {about}"));
@@ -209,13 +209,13 @@ impl Group {
 
     /// Whether no call has returned a failure before; later calls get false.
     pub fn is_news(&self) -> bool {
-        !self.told.swap(true, Ordering::Relaxed)
+        !self.reported.swap(true, Ordering::Relaxed)
     }
 
     /// Records that a call has returned an error, which is the group's if that has failed.
-    pub fn has_told(&self) {
+    pub fn mark_reported(&self) {
         if self.failure().is_some() {
-            self.told.store(true, Ordering::Relaxed);
+            self.reported.store(true, Ordering::Relaxed);
         }
     }
 
@@ -223,7 +223,7 @@ impl Group {
     pub fn mark_failed(&self, error: Error) {
         // Only the first failure is reported.
         let _ = self.failed.set(error);
-        self.told.store(true, Ordering::Relaxed);
+        self.reported.store(true, Ordering::Relaxed);
     }
 
     /// The group's own stream for exchanges, created on first use.

@@ -56,7 +56,7 @@ pub unsafe extern "C" fn ncclEpCreateGroup(
         let config = claim.as_ref().map_err(Error::clone).and(config);
         let stream = Some(Stream(stream as usize));
         let session = session::create::group(comm as usize, config, texts::text, stream)?.keeping(claim?);
-        session.tell(info::version());
+        session.log_opening(info::version());
         let allocator = Arc::new(Allocator { alloc: alloc_fn, free: free_fn, device: session.device() });
         let number = Group::register(session, allocator);
         // SAFETY: this function's contract.

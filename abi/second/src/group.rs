@@ -51,7 +51,7 @@ pub unsafe extern "C" fn ncclEpCreateGroup(
         let core = settings.clone().map(|(core, _)| core);
         let session = session::create::group(comm as usize, core, texts::text, None)?;
         let (_, kept) = settings?;
-        session.tell(info::version());
+        session.log_opening(info::version());
         let allocator = Allocator::of(&config.alloc, session.device());
         let session = session.keeping(claim?).with_blocks_from(allocator.clone());
         let comm = Communicator::open(comm as usize)?;

@@ -9,6 +9,7 @@ use crate::model::ops::{HtCombine, HtDispatch, Launch};
 use crate::tuning::{Choice, Operation, Shapes, share};
 
 pub const WARP: u32 = 32;
+const COMBINE: HtKind = HtKind::Combine { columns: 0 };
 
 /// Default number of blocks; the numbers of senders below refer to it.
 const AUTO_BLOCKS: u32 = 24;
@@ -35,18 +36,16 @@ const TOKENS_OF_FOUR: usize = 2048;
 /// ranks (for three a guess) or short rows, and from four ranks on with long rows.
 const MIXED_BLOCKS: u32 = 24;
 const MIXED_BLOCKS_OF_LONG_ROWS: u32 = 16;
-/// The warps that send then: with two ranks one, and others for so many bytes of rows, as short rows need more of them
-/// in flight; from four ranks on six, and others.
-const SENT_BYTES_OF_FEW: usize = 28 << 10;
-const SENT_BYTES_OF_FEW_SHORT: usize = 24 << 10;
-const SENT_BYTES: usize = 11 << 10;
-const MOST_SEND_WARPS_OF_FEW: usize = 7;
-const LEAST_SEND_WARPS: usize = 6;
-/// Rows of a combine up to this size are short.
-const MOST_SHORT_BYTES: usize = 8 << 10;
-/// What is in a slot for which a dispatch polls together with others, at most: with few ranks, and from four on.
-const MOST_POLLED_BYTES_OF_FEW: usize = 6 << 10;
-const MOST_POLLED_BYTES: usize = 4 << 10;
+/// The warps that send then: so many, and others for so many bytes of rows, as short rows need more of them in flight.
+/// First of two ranks; of these where lanes poll several slots at once; from four on.
+const SENT_OF_FEW: (usize, usize) = (1, 28 << 10);
+const SENT_OF_FEW_SHORT: (usize, usize) = (0, 27 << 10);
+const SENT: (usize, usize) = (6, 11 << 10);
+const SEND_WARPS_OF_FEW: (usize, usize) = (2, 7);
+const SEND_WARPS: (usize, usize) = (7, 9);
+/// Rows are short up to these sizes of what is in a slot.
+const SHORT_BYTES_OF_COMBINE: usize = 8 << 10;
+const SHORT_BYTES_OF_DISPATCH: usize = 4 << 10;
 /// The share of senders in a dispatch that casts: per row, a sender takes three times as long as a receiver.
 const CAST_BLOCKS: u32 = 18;
 const CAST_SENDERS: u32 = 13;
@@ -251,31 +250,30 @@ impl Grid {
     /// How many warps of each block send rows of `row_bytes` while the rest receives; `None` if whole blocks send
     /// instead.
     pub fn send_warps(&self, ranks: usize, row_bytes: usize) -> Option<u32> {
-        let is_short = row_bytes <= MOST_SHORT_BYTES;
-        let few = (2..4).contains(&ranks);
-        let most_blocks = if few || is_short { MIXED_BLOCKS } else { MIXED_BLOCKS_OF_LONG_ROWS };
+        let (few, short) = (ranks < 4, row_bytes <= SHORT_BYTES_OF_COMBINE);
+        let most_blocks = if few || short { MIXED_BLOCKS } else { MIXED_BLOCKS_OF_LONG_ROWS };
         if !self.mixes || ranks < 2 || self.blocks > most_blocks {
             return None;
         }
-        let rows_of = |bytes: usize| (bytes + row_bytes / 2) / row_bytes.max(1);
-        let warps = match (few, is_short) {
-            (true, true) => (1 + rows_of(SENT_BYTES_OF_FEW_SHORT)).min(MOST_SEND_WARPS_OF_FEW),
-            (true, false) => 1 + rows_of(SENT_BYTES_OF_FEW).max(1),
-            (false, _) => LEAST_SEND_WARPS + rows_of(SENT_BYTES).clamp(1, 3),
+        let ((warps, bytes), (least, most)) = match few {
+            true if self.polls_several(COMBINE, ranks, row_bytes) => (SENT_OF_FEW_SHORT, SEND_WARPS_OF_FEW),
+            true => (SENT_OF_FEW, SEND_WARPS_OF_FEW),
+            false => (SENT, SEND_WARPS),
         };
-        Some(warps as u32)
+        let warps = warps + (bytes + row_bytes / 2) / row_bytes.max(1);
+        Some(warps.clamp(least, most) as u32)
     }
 
-    /// Whether lanes poll several slots of `slot_bytes` in use at once for credits: of short rows, as every block has to
-    /// pass all slots. Of longer ones it would send bursts. A combine of few ranks and blocks gains nothing.
+    /// Whether lanes poll several slots at once for credits, each with `slot_bytes` of rows: of short rows, as every
+    /// block has to pass all slots. Of longer rows, and of many senders of a dispatch, it would bring bursts; combines
+    /// of few ranks and blocks gain nothing.
     pub fn polls_several(&self, kind: HtKind, ranks: usize, slot_bytes: usize) -> bool {
-        let most = match (kind, ranks) {
-            (HtKind::Combine { .. }, ..4) if self.blocks <= MIXED_BLOCKS_OF_LONG_ROWS => 0,
-            (HtKind::Combine { .. }, _) => MOST_SHORT_BYTES,
-            (HtKind::Dispatch { .. }, ..4) => MOST_POLLED_BYTES_OF_FEW,
-            (HtKind::Dispatch { .. }, _) => MOST_POLLED_BYTES,
-        };
-        slot_bytes <= most
+        match kind {
+            HtKind::Combine { .. } => {
+                slot_bytes <= SHORT_BYTES_OF_COMBINE && (ranks >= 4 || self.blocks > MIXED_BLOCKS_OF_LONG_ROWS)
+            }
+            HtKind::Dispatch { .. } => slot_bytes <= SHORT_BYTES_OF_DISPATCH && self.blocks <= MIXED_BLOCKS,
+        }
     }
 
     /// This grid for a dispatch that casts: senders also cast the rows that stay on this rank. Tuning files do not

@@ -5,7 +5,6 @@ use crate::model::group::Algorithm;
 use crate::tuning::Tuning;
 
 const H200: DeviceLimits = DeviceLimits { multiprocessors: 132, shared_bytes: 227 << 10 };
-const COMBINE: HtKind = HtKind::Combine { columns: 0 };
 const DISPATCH: HtKind = HtKind::Dispatch { forward: true };
 /// Bytes of a row of 7168 bfloat16.
 const ROW: usize = 14_336;
@@ -107,11 +106,12 @@ fn more_warps_of_a_combine_send_shorter_rows() {
         let combine = Grid::new(&facts(ranks, None), &Shapes::default(), COMBINE, 64, H200);
         combine.adjusted(Launch { blocks, ..Launch::default() }, COMBINE).send_warps(ranks, 2 * hidden)
     };
-    let of_two = |hidden| warps(2, 24, hidden).unwrap();
-    assert_eq!([16, 2048, 2880, 4096, 5120, 7168, 16_384, 1 << 20].map(of_two), [7, 7, 5, 4, 4, 3, 2, 2]);
-    let of_four = |hidden| warps(4, 16, hidden).unwrap();
-    assert_eq!([16, 2048, 2880, 4096, 7168, 16_384].map(of_four), [9, 9, 8, 7, 7, 7]);
-    assert_eq!((warps(4, 24, 4096), warps(4, 24, 7168), warps(4, 25, 4096)), (Some(7), None, None));
+    let of = |ranks, blocks| [16, 2048, 2880, 4096, 5120, 7168, 16_384].map(|it| warps(ranks, blocks, it).unwrap_or(0));
+    assert_eq!(of(2, 24), [7, 7, 5, 3, 4, 3, 2]);
+    assert_eq!(of(2, 16), [7, 7, 6, 5, 4, 3, 2]);
+    assert_eq!(of(4, 24), [9, 9, 8, 7, 0, 0, 0]);
+    assert_eq!(of(4, 16), [9, 9, 8, 7, 7, 7, 7]);
+    assert_eq!((of(2, 25), of(1, 16)), ([0; 7], [0; 7]));
 }
 
 #[test]
@@ -121,6 +121,7 @@ fn lanes_poll_several_slots_of_short_rows() {
         let grid = grid.adjusted(Launch { blocks, ..Launch::default() }, kind);
         [4, 6, 8, 10].into_iter().rfind(|kib| grid.polls_several(kind, ranks, kib << 10))
     };
-    let of = |ranks| (most(ranks, 16, COMBINE), most(ranks, 24, COMBINE), most(ranks, 16, DISPATCH));
-    assert_eq!((of(2), of(4)), ((None, Some(8), Some(6)), (Some(8), Some(8), Some(4))));
+    let of = |ranks, kind| [16, 24, 132].map(|blocks| most(ranks, blocks, kind));
+    assert_eq!((of(2, COMBINE), of(4, COMBINE)), ([None, Some(8), Some(8)], [Some(8); 3]));
+    assert_eq!((of(2, DISPATCH), of(4, DISPATCH)), ([Some(4), Some(4), None], [Some(4), Some(4), None]));
 }

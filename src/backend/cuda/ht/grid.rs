@@ -43,8 +43,9 @@ const SENT_OF_FEW_SHORT: (usize, usize) = (0, 27 << 10);
 const SENT: (usize, usize) = (6, 11 << 10);
 const SEND_WARPS_OF_FEW: (usize, usize) = (2, 7);
 const SEND_WARPS: (usize, usize) = (7, 9);
-/// Rows are short up to these sizes of what is in a slot.
-const SHORT_BYTES_OF_COMBINE: usize = 8 << 10;
+/// Rows are short up to these sizes of what is in a slot: in combines with two ranks, from four on, and in dispatches.
+const SHORT_BYTES_OF_FEW: usize = 8 << 10;
+const SHORT_BYTES: usize = 6 << 10;
 const SHORT_BYTES_OF_DISPATCH: usize = 4 << 10;
 /// The share of senders in a dispatch that casts: per row, a sender takes three times as long as a receiver.
 const CAST_BLOCKS: u32 = 18;
@@ -250,8 +251,8 @@ impl Grid {
     /// How many warps of each block send rows of `row_bytes` while the rest receives; `None` if whole blocks send
     /// instead.
     pub fn send_warps(&self, ranks: usize, row_bytes: usize) -> Option<u32> {
-        let (few, short) = (ranks < 4, row_bytes <= SHORT_BYTES_OF_COMBINE);
-        let most_blocks = if few || short { MIXED_BLOCKS } else { MIXED_BLOCKS_OF_LONG_ROWS };
+        let few = ranks < 4;
+        let most_blocks = if few || row_bytes <= SHORT_BYTES { MIXED_BLOCKS } else { MIXED_BLOCKS_OF_LONG_ROWS };
         if !self.mixes || ranks < 2 || self.blocks > most_blocks {
             return None;
         }
@@ -268,12 +269,13 @@ impl Grid {
     /// block has to pass all slots. Of longer rows, and of many senders of a dispatch, it would bring bursts; combines
     /// of few ranks and blocks gain nothing.
     pub fn polls_several(&self, kind: HtKind, ranks: usize, slot_bytes: usize) -> bool {
-        match kind {
-            HtKind::Combine { .. } => {
-                slot_bytes <= SHORT_BYTES_OF_COMBINE && (ranks >= 4 || self.blocks > MIXED_BLOCKS_OF_LONG_ROWS)
-            }
-            HtKind::Dispatch { .. } => slot_bytes <= SHORT_BYTES_OF_DISPATCH && self.blocks <= MIXED_BLOCKS,
-        }
+        let most = match (kind, ranks) {
+            (HtKind::Dispatch { .. }, _) if self.blocks <= MIXED_BLOCKS => SHORT_BYTES_OF_DISPATCH,
+            (HtKind::Combine { .. }, 4..) => SHORT_BYTES,
+            (HtKind::Combine { .. }, _) if self.blocks > MIXED_BLOCKS_OF_LONG_ROWS => SHORT_BYTES_OF_FEW,
+            _ => 0,
+        };
+        slot_bytes <= most
     }
 
     /// This grid for a dispatch that casts: senders also cast the rows that stay on this rank. Tuning files do not

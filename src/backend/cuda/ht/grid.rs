@@ -36,13 +36,10 @@ const TOKENS_OF_FOUR: usize = 2048;
 /// ranks (for three a guess) or short rows, and from four ranks on with long rows.
 const MIXED_BLOCKS: u32 = 24;
 const MIXED_BLOCKS_OF_LONG_ROWS: u32 = 16;
-/// The warps that send then: so many, and others for so many bytes of rows, as short rows need more of them in flight.
-/// First of two ranks; of these where lanes poll several slots at once; from four on.
-const SENT_OF_FEW: (usize, usize) = (1, 28 << 10);
-const SENT_OF_FEW_SHORT: (usize, usize) = (0, 27 << 10);
-const SENT: (usize, usize) = (6, 11 << 10);
-const SEND_WARPS_OF_FEW: (usize, usize) = (2, 7);
-const SEND_WARPS: (usize, usize) = (7, 9);
+/// The warps that send then: with two ranks, with two where lanes poll several slots at once, and from four on.
+const SEND_WARPS_OF_FEW: SendWarps = SendWarps { always: 1, bytes: 28 << 10, least: 2, most: 7 };
+const SEND_WARPS_OF_FEW_SHORT: SendWarps = SendWarps { always: 0, bytes: 27 << 10, ..SEND_WARPS_OF_FEW };
+const SEND_WARPS: SendWarps = SendWarps { always: 6, bytes: 11 << 10, least: 7, most: 9 };
 /// Rows are short up to these sizes of what is in a slot: in combines with two ranks, from four on, and in dispatches.
 const SHORT_BYTES_OF_FEW: usize = 8 << 10;
 const SHORT_BYTES: usize = 6 << 10;
@@ -146,6 +143,22 @@ pub fn granted_blocks(facts: &GroupFacts) -> Option<u32> {
 /// bytes as cross NVLink.
 pub fn blocks_of_zones(facts: &GroupFacts, device: DeviceLimits) -> u32 {
     granted_blocks(facts).unwrap_or(u32::MAX).min(device.multiprocessors).max(2)
+}
+
+/// How many warps of a block send: some `always`, and others for so many `bytes` of rows, as short rows need more of
+/// them in flight.
+struct SendWarps {
+    always: usize,
+    bytes: usize,
+    least: usize,
+    most: usize,
+}
+
+impl SendWarps {
+    fn of(self, row_bytes: usize) -> u32 {
+        let rows = (self.bytes + row_bytes / 2) / row_bytes.max(1);
+        (self.always + rows).clamp(self.least, self.most) as u32
+    }
 }
 
 /// The grid of an operation.
@@ -256,13 +269,12 @@ impl Grid {
         if !self.mixes || ranks < 2 || self.blocks > most_blocks {
             return None;
         }
-        let ((warps, bytes), (least, most)) = match few {
-            true if self.polls_several(COMBINE, ranks, row_bytes) => (SENT_OF_FEW_SHORT, SEND_WARPS_OF_FEW),
-            true => (SENT_OF_FEW, SEND_WARPS_OF_FEW),
-            false => (SENT, SEND_WARPS),
+        let warps = match few {
+            true if self.polls_several(COMBINE, ranks, row_bytes) => SEND_WARPS_OF_FEW_SHORT,
+            true => SEND_WARPS_OF_FEW,
+            false => SEND_WARPS,
         };
-        let warps = warps + (bytes + row_bytes / 2) / row_bytes.max(1);
-        Some(warps.clamp(least, most) as u32)
+        Some(warps.of(row_bytes))
     }
 
     /// Whether lanes poll several slots at once for credits, each with `slot_bytes` of rows: of short rows, as every

@@ -3,18 +3,15 @@
 // The block polls each ring from its oldest row on, a few slots at a time and all rings alike, and a row may be sent
 // only once all rows before it have credits, too. So no block runs ahead with rows that their receiver cannot use yet,
 // and no peer gets a burst while the others get nothing: both cost more than waiting
-// (docs/development/high-throughput.md). One poll serves the whole block, because on an SM that stores to peers every
-// poll waits behind the stores. In a combine of short rows each lane polls several slots at once, as every block has to
-// pass all slots, those of other blocks' rows, too. Only combines with very many senders poll for each row separately.
+// (docs/development/high-throughput.md). As a block has to pass all slots, those of other blocks' rows, too, each lane
+// polls several at once where rows are short. One poll serves the whole block, because on an SM that stores to peers
+// every poll waits behind the stores. Only combines with very many senders poll for each row separately.
 #pragma once
 
 #include "../peer/poll.cuh"
 #include "staging.cuh"
 
 namespace nccl_ep {
-
-// Slots of a ring that a lane polls at once in a combine of short rows.
-constexpr uint32_t kPolledSlots = 4;
 
 // Whether both `credits` of a slot are given for the one that begins at unit `sequence`.
 __device__ __forceinline__ bool frees_slot(const HtCommon& common, uint64_t credits, uint32_t sequence) {
@@ -25,8 +22,7 @@ __device__ __forceinline__ bool frees_slot(const HtCommon& common, uint64_t cred
 
 // Whether `peer` has given the credits of the slot that begins at unit `sequence`. No acquire is needed: stores after
 // the credit was seen cannot reach the peer's loads from before it was given.
-__device__ __forceinline__ bool is_credited(const HtCommon& common, uint32_t peer,
-                                            uint32_t sequence) {
+__device__ __forceinline__ bool is_credited(const HtCommon& common, uint32_t peer, uint32_t sequence) {
     return frees_slot(common, ld_relaxed_sys(own_rings(common).credits(peer, sequence)), sequence);
 }
 
@@ -38,22 +34,22 @@ __device__ __forceinline__ bool has_credit(const HtPairs& pairs, uint32_t peer, 
 }
 
 // How many slots from unit `sequence` on are free before the first that is not, of one slot or, if `polls_several`, of
-// kPolledSlots that lie together; `credits` points to those of the first.
+// HT_POLLED_SLOTS that lie together; `credits` points to those of the first.
 __device__ __forceinline__ uint32_t free_slots(const HtCommon& common, const uint64_t* credits, uint32_t sequence,
                                                bool polls_several) {
-    uint64_t words[kPolledSlots];
+    uint64_t words[HT_POLLED_SLOTS];
     words[0] = ld_relaxed_sys(credits);
     if (!polls_several) {
         return frees_slot(common, words[0], sequence) ? 1 : 0;
     }
     // All are in flight together.
 #pragma unroll
-    for (uint32_t i = 1; i < kPolledSlots; ++i) {
+    for (uint32_t i = 1; i < HT_POLLED_SLOTS; ++i) {
         words[i] = ld_relaxed_sys(credits + i);
     }
     uint32_t count = 0;
 #pragma unroll
-    for (uint32_t i = 0; i < kPolledSlots; ++i) {
+    for (uint32_t i = 0; i < HT_POLLED_SLOTS; ++i) {
         count += count == i && frees_slot(common, words[i], sequence + i * kSlotUnits) ? 1 : 0;
     }
     return count;
@@ -65,7 +61,7 @@ template <typename Staging>
 __device__ inline void poll_credits(const HtCommon& common, HtPairs& pairs) {
     const PeerTable& peers = common.peers;
     const bool polls_several = common.shape.polls_several != 0;
-    const uint32_t slots = polls_several ? kPolledSlots : 1;
+    const uint32_t slots = polls_several ? HT_POLLED_SLOTS : 1;
     const PollLanes poll(peers.ranks);
     for (uint32_t base = 0; base < poll.others; base += poll.peers_at_once()) {
         const uint32_t peer = poll.peer(peers, base);

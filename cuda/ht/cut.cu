@@ -2,8 +2,8 @@
 // that come to it, in their order. The ids of dropped rows become -1, so no operation sees them.
 //
 // Grid: one block. A rank notifies each source of how many of its rows it keeps. The source removes the others from its
-// entries and ids. If only some of its rows are kept, it notifies the rank of how many of them are for each of the
-// rank's experts, as only the source knows that. If all are kept, the counts of ht_route still hold.
+// entries and ids. If only some of its rows are kept, it sends the rank their number for each of the rank's experts, as
+// only the source knows that. If all are kept, the counts of ht_route still hold.
 //
 // Packets have the epoch of ht_route and are in its bank, like those that ht_zones reads; zones.cu says why nobody
 // still reads there. If the ranks disagree nobody sends or waits; after a failure nobody sends.

@@ -200,7 +200,7 @@ ENTRY(ht_zones) {
     if (blockIdx.x < params.send_blocks) {
         if (is_valid) {
             notify_tokens(params, epoch, params.source, 0, handle.tokens, warp_idx() * params.send_blocks + blockIdx.x,
-                        params.send_blocks * kWarps);
+                          params.send_blocks * kWarps);
         }
         return;
     }

@@ -93,7 +93,7 @@ __device__ void notify_experts(const Params& params, uint32_t epoch, uint32_t so
 // After a failure nobody is notified.
 template <typename Params>
 __device__ __noinline__ void notify_tokens(const Params& params, uint32_t epoch, uint32_t source, uint32_t first,
-                                         uint32_t last, uint32_t unit, uint32_t step) {
+                                           uint32_t last, uint32_t unit, uint32_t step) {
     const uint32_t groups = (last - first + kWarpSize - 1) / kWarpSize;
     const uint32_t units = groups * zone_words(params.layout.local_experts);
 #pragma unroll 1
@@ -120,7 +120,7 @@ __device__ inline void report_number(const HtNumbers& numbers, uint32_t i, uint3
 
 // One thread: of the zone of `expert`, as far as its slots are there.
 __device__ inline void report_zone(const HtReport& report, const HtZones& zones, uint32_t expert, uint32_t begin,
-                                 uint32_t end) {
+                                   uint32_t end) {
     begin = min(begin, zones.limit);
     report_number(report.experts, expert, min(end, zones.limit) - begin);
     report_number(report.offsets, expert, begin);

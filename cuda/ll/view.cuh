@@ -23,12 +23,12 @@
 //   poll where this rank's own rows were, or scales, neither of which is cleaned otherwise (view_rows.cuh). All ranks
 //   know the same lengths, so then none relies on its peers' notifications.
 // - A rank writes rows to a peer's bank only if it knows from that peer that the bank is clean. In each operation of
-//   these kernels a rank notifies each peer of which of its banks are clean as the kernel begins, except the one that a
+//   these kernels a rank tells each peer which of its banks are clean as the kernel begins, except the one that a
 //   dispatch is about to fill: `clean_word`, in a packet that it sends anyway. If the operation just before this one
-//   notified that the bank is clean, it still is: only an operation of that rank could change it, and that one was the
+//   has said that the bank is clean, it still is: only an operation of that rank could change it, and that one was the
 //   last. Else the sender waits for the peer's fingerprint of this operation, which a rank sends once its bank is
 //   clean. That depends on no other rank, so the wait terminates. As banks alternate, this wait is rare: where pairs of
-//   dispatch and combine follow each other, or two overlap, the operation before has notified.
+//   dispatch and combine follow each other, or two overlap, the operation before has said so.
 // - A peer's rows come after the stores that clean a bank, as these come before everything that notifies of them:
 //   stores of an earlier kernel because it has ended, stores of the same kernel by the atomic count of blocks that have
 //   cleaned and the release of the fingerprint.

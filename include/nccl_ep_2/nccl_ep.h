@@ -494,9 +494,9 @@ ncclResult_t ncclEpHandleDestroy(ncclEpHandle_t handle);
 // none is.
 //
 // Recipes: with `NCCL_EP_DISP_QUANT_FWD`, inputs scales [T, S] travel with their rows, to outputs scales [.., S] that
-// lie as the rows do, and with B are as many; rows and scales are multiples of 16 bytes and together at most
-// max_token_bytes. With `NCCL_EP_DISP_QUANT_DS_FP8E3M4`, in LL, bfloat16 rows of a multiple of 512 elements are cast
-// to float8e4m3, with outputs scales float32 [.., H/128].
+// lie as the rows do, with B in tensors of the same first extent; rows and scales are multiples of 16 bytes and
+// together at most max_token_bytes. With `NCCL_EP_DISP_QUANT_DS_FP8E3M4`, in LL, bfloat16 rows of a multiple of 512
+// elements are cast to float8e4m3, with outputs scales float32 [.., H/128].
 //
 // Delivered ids are local, or global if layout_info says so.
 //

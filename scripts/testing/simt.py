@@ -105,6 +105,8 @@ _RUNS = (
     ("test_ll/views/few", "test_ll views_of_one_token", 2, 28),
     ("test_formats/few", "test_formats casts forwarded columns", 2, 17),
     ("test_ll/rank_major/few", "test_ll rank_major", 3, 28),
+    # Combines, too, poll several slots.
+    ("test_ht/many_tokens", "test_ht many_tokens", 4, 2),
 )
 # On the kernels for chips without bulk copies, which we have no GPU for.
 _PLAIN = (("test_ht/plain", "test_ht routing_styles", 3, 2),

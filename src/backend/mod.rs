@@ -157,7 +157,7 @@ pub fn opened_again() -> Error {
     Error::new(Code::InvalidUsage, "the number of rows is known where the handle was routed")
 }
 
-/// The end of a wait for the routing of a handle, without those of the ranks `missing`, if known.
+/// The end of a wait for the routing of a handle, in which ranks `missing` sent nothing, if known.
 pub fn not_exchanged(waited: Duration, missing: &[usize]) -> Error {
     let of = if missing.is_empty() { String::new() } else { format!(", without word of ranks {missing:?}") };
     let text = format!("the handle's routing was not exchanged within {} ms{of}", waited.as_millis());

@@ -123,24 +123,24 @@ pub fn combine(facts: &GroupFacts, routing: &Routing, tensors: &CombineTensors<'
 
 /// Refuses outputs of a dispatch that cannot hold the rows that come here, if the caller was told how many, or has set
 /// a bound. Otherwise only the kernels notice, and the group fails.
-pub fn dispatch_holds(routing: &Routing, op: &HtDispatch, reported: usize) -> Result<()> {
-    holds(Role::TokensOut, op.out.map_or(usize::MAX, |out| out.rows), reported)?;
+pub fn dispatch_holds(routing: &Routing, op: &HtDispatch, least: usize) -> Result<()> {
+    holds(Role::TokensOut, op.out.map_or(usize::MAX, |out| out.rows), least)?;
     let role = if routing.form.zones.is_some() { Role::WeightsOut } else { Role::IdsOut };
-    holds(role, op.routing_out.map_or(usize::MAX, |out| out.rows), reported)
+    holds(role, op.routing_out.map_or(usize::MAX, |out| out.rows), least)
 }
 
 /// Refuses a combine of fewer rows, or gradients, than came here, likewise.
-pub fn combine_holds(op: &HtCombine, reported: usize) -> Result<()> {
-    holds(Role::TokensIn, op.expert_rows.rows, reported)?;
-    holds(Role::WeightsIn, op.gradients.map_or(usize::MAX, |gradients| gradients.rows), reported)
+pub fn combine_holds(op: &HtCombine, least: usize) -> Result<()> {
+    holds(Role::TokensIn, op.expert_rows.rows, least)?;
+    holds(Role::WeightsIn, op.gradients.map_or(usize::MAX, |gradients| gradients.rows), least)
 }
 
-fn holds(role: Role, rows: usize, reported: usize) -> Result<()> {
-    if rows >= reported {
+fn holds(role: Role, rows: usize, least: usize) -> Result<()> {
+    if rows >= least {
         return Ok(());
     }
     let refused = Error::usage(Subject::Size(role, 0), OfTensor::HoldsAllReceived);
-    Err(refused.got(rows, format_args!("{reported} or more")))
+    Err(refused.got(rows, format_args!("{least} or more")))
 }
 
 fn gradients(routing: &Routing, tensors: &CombineTensors<'_>, of: Argument<'_>) -> Result<Option<WeightGradients>> {

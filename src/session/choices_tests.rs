@@ -109,7 +109,7 @@ fn what_is_set_or_selected_keeps_its_variant_without_its_launch() {
 }
 
 #[test]
-fn an_impossible_choice_falls_to_the_next_and_is_told_once() {
+fn an_impossible_choice_falls_to_the_next_with_one_warning() {
     let choices = choices(4, LlCombineMode::Reduce, 1);
     choices.select(Some(Arc::new(|_| Some(request(1, [16, 0, 0])))));
     for (count, wrong) in

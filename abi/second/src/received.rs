@@ -119,11 +119,11 @@ impl Room {
     /// The same for the scales of `out_rows` rows. Without a bound either may be longer than the other.
     pub fn of_scales(self, scales: &Scales, out_rows: usize) -> Result<Option<Tensor>> {
         let Some(mut out) = scales.out else { return Ok(None) };
-        let scales = rows(&out);
+        let scale_rows = rows(&out);
         self.check("outputs.scales", &mut out)?;
-        if self.is_bound && scales != out_rows {
+        if self.is_bound && scale_rows != out_rows {
             let error = refuse::argument("outputs.scales.sizes[0]", "must be that of outputs.tokens");
-            return Err(error.got(scales, out_rows));
+            return Err(error.got(scale_rows, out_rows));
         }
         Ok(Some(out))
     }

@@ -191,6 +191,8 @@ EP_TEST(forwarded_scales_are_checked) {
             "outputs.scales.win_hdl: must be a window with outputs.tokens");
     REFUSED(dispatch, (SCALED, it.views[kScalesOut].sizes[0] += 1), no,
             "outputs.scales.sizes[0]: must be that of outputs.tokens");
+    REFUSED(dispatch, (SCALED, it.views[kReceived].sizes[0] += 1), no,
+            "outputs.scales.sizes[0]: must be that of outputs.tokens");
     // With an address the window does not count.
     REFUSED(dispatch, (SCALED, it.views[kScalesOut].tensor.win_hdl = (ncclWindow_t)16), no, "max_token_bytes");
     REFUSED(dispatch, (SCALED, it.views[kTokens].tensor.datatype = ncclFloat4x2,

@@ -21,6 +21,8 @@ pub const HT_STATIC_SHARED_BYTES: u32 = 3584;
 pub const HT_ZERO_BYTES: u32 = 4096;
 /// Bytes between a row in transit and its scales: the scales word, then zeros.
 pub const HT_STAMP_BYTES: u32 = 16;
+/// Slots of a ring that a lane polls at once for credits where rows are short; a ring has as many or a multiple.
+pub const HT_POLLED_SLOTS: u32 = 4;
 /// Number of a fingerprint's lowest bits, which have the size of a row without scales in units of 16 bytes.
 pub const HT_FINGERPRINT_PAYLOAD_BITS: u32 = 17;
 /// Bit of a dispatch's fingerprint: rows have scales.
@@ -153,7 +155,7 @@ pub struct HtRouteParams {
     pub is_narrow: u32,
     /// Not zero if rows are ordered by expert.
     pub has_zones: u32,
-    /// If rows are ordered by expert: the packets that report them to other ranks.
+    /// If rows are ordered by expert: the packets that notify other ranks of them.
     pub packets: HtPackets,
     /// If rows are not ordered by expert: what is reported to the caller.
     pub report: HtReport,
@@ -217,7 +219,7 @@ pub struct HtShape {
     /// The first `send_blocks` of the grid send, the rest receives. If all blocks of a combine send, all also receive,
     /// with the warps from `copy_warps` on and one more.
     pub send_blocks: u32,
-    /// Not zero if a lane polls for the credits of several slots at once.
+    /// Not zero if a lane polls `HT_POLLED_SLOTS` at once for credits, not one.
     pub polls_several: u32,
 }
 

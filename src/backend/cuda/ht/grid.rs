@@ -40,7 +40,8 @@ const MIXED_BLOCKS_OF_LONG_ROWS: u32 = 16;
 const SEND_WARPS_OF_FEW: SendWarps = SendWarps { always: 1, bytes: 28 << 10, least: 2, most: 7 };
 const SEND_WARPS_OF_FEW_SHORT: SendWarps = SendWarps { always: 0, bytes: 27 << 10, ..SEND_WARPS_OF_FEW };
 const SEND_WARPS: SendWarps = SendWarps { always: 6, bytes: 11 << 10, least: 7, most: 9 };
-/// Rows are short up to these sizes of what is in a slot: in combines with two ranks, from four on, and in dispatches.
+/// Rows are short if those in a slot, without tails, have at most so many bytes: in combines of two ranks, in those of
+/// four and more, and in dispatches.
 const SHORT_BYTES_OF_FEW: usize = 8 << 10;
 const SHORT_BYTES: usize = 6 << 10;
 const SHORT_BYTES_OF_DISPATCH: usize = 4 << 10;
@@ -277,9 +278,9 @@ impl Grid {
         Some(warps.of(row_bytes))
     }
 
-    /// Whether lanes poll several slots at once for credits, each with `slot_bytes` of rows: of short rows, as every
-    /// block has to pass all slots. Of longer rows, and of many senders of a dispatch, it would bring bursts; combines
-    /// of few ranks and blocks gain nothing.
+    /// Whether lanes poll several slots at once for credits, each with `slot_bytes` of rows: where rows are short, as
+    /// every block has to pass all slots. For longer rows, and with many senders of a dispatch, that brings bursts, and
+    /// combines of few ranks and blocks gain nothing. Rows by expert have not been measured.
     pub fn polls_several(&self, kind: HtKind, ranks: usize, slot_bytes: usize) -> bool {
         let most = match (kind, ranks) {
             (HtKind::Dispatch { .. }, _) if self.blocks <= MIXED_BLOCKS => SHORT_BYTES_OF_DISPATCH,

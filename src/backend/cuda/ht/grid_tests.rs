@@ -79,17 +79,17 @@ fn a_measured_grid_goes_first_and_is_one_that_works() {
 #[test]
 fn a_call_says_what_it_wants() {
     let own = Grid::new(&facts(4, None), &Shapes::default(), DISPATCH, 64, H200);
-    let asked = |grid: Grid, blocks, send_blocks, threads| {
+    let requested = |grid: Grid, blocks, send_blocks, threads| {
         let launch = Launch { blocks, send_blocks, threads, ..Launch::default() };
         let grid = grid.adjusted(launch, DISPATCH);
         (grid.blocks, grid.send_blocks, grid.warps)
     };
-    assert_eq!(asked(own, 0, 0, 0), (24, 8, 24));
-    assert_eq!(asked(own, 12, 0, 0), (12, 4, 24));
-    assert_eq!(asked(own, 16, 7, 1024), (16, 7, 24));
-    assert_eq!(asked(own, 0, 132, 32), (24, 23, 2));
-    assert_eq!(asked(own, 1, 1, 0), (2, 1, 24));
-    assert_eq!(asked(own.of_casts(4), 12, 0, 0), (12, 6, 24));
+    assert_eq!(requested(own, 0, 0, 0), (24, 8, 24));
+    assert_eq!(requested(own, 12, 0, 0), (12, 4, 24));
+    assert_eq!(requested(own, 16, 7, 1024), (16, 7, 24));
+    assert_eq!(requested(own, 0, 132, 32), (24, 23, 2));
+    assert_eq!(requested(own, 1, 1, 0), (2, 1, 24));
+    assert_eq!(requested(own.of_casts(4), 12, 0, 0), (12, 6, 24));
     let combine = Grid::new(&facts(2, Some(8)), &Shapes::default(), COMBINE, 64, H200);
     let launch = |send_blocks, blocks| Launch { blocks, send_blocks, ..Launch::default() };
     let warps = |senders, blocks| combine.adjusted(launch(senders, blocks), COMBINE).send_warps(2, ROW);
@@ -97,7 +97,7 @@ fn a_call_says_what_it_wants() {
     let of = |ranks| (own.send_warps(ranks, ROW), combine.send_warps(ranks, ROW));
     assert_eq!((of(4), of(1)), ((None, Some(7)), (None, None)));
     let alone = Grid::new(&facts(1, None), &Shapes::default(), DISPATCH, 64, H200);
-    assert_eq!(asked(alone, 16, 7, 0), (16, 0, 24));
+    assert_eq!(requested(alone, 16, 7, 0), (16, 0, 24));
 }
 
 #[test]

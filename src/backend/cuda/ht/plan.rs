@@ -8,8 +8,8 @@ use crate::backend::cuda::ht::offer_regions;
 use crate::backend::cuda::ht::rows::MovedRow;
 use crate::backend::cuda::kernels::{LaunchShape, to_u32};
 use crate::backend::cuda::params::ht::{
-    HT_CAST_THREADS, HT_COUNTS_BESIDE_EXPERTS, HT_MAX_TOP_K, HT_ROUTE_THREADS, HT_ZERO_BYTES, HtLayout, HtPackets,
-    HtShape,
+    HT_CAST_THREADS, HT_COUNTS_BESIDE_EXPERTS, HT_MAX_TOP_K, HT_POLLED_SLOTS, HT_ROUTE_THREADS, HT_ZERO_BYTES,
+    HtLayout, HtPackets, HtShape,
 };
 use crate::backend::cuda::params::ht_kept::{HT_ZONE_BUFFER_BYTES, HT_ZONE_WORD_EXPERTS};
 use crate::backend::cuda::params::ht_mapped::HtMappedLayout;
@@ -216,7 +216,7 @@ impl HtPlan {
     }
 
     /// The grid of `ht_route` for `tokens`, including one block that receives, and how many tokens each other block
-    /// numbers: with `zones`, at most as many as its warps can report at once.
+    /// numbers: with `zones`, at most as many as its warps can notify of at once.
     pub fn route_grid(&self, tokens: usize, zones: bool, device: DeviceLimits) -> Result<(LaunchShape, u32)> {
         let units = (HT_ROUTE_THREADS / WARP) as usize / mask_words(&self.facts);
         let of_block = match zones {
@@ -306,8 +306,9 @@ impl HtPlan {
             None => grid.warps,
         };
         let copy_warps = (shared_bytes / warp_bytes).clamp(1, most_warps - 1);
-        // On one node only, as it has not been measured over several.
-        let send_warps = grid.send_warps(self.facts.ranks, row_bytes).filter(|_| self.nodes.is_none());
+        // Neither has been measured over several nodes.
+        let (one_node, ranks) = (self.nodes.is_none(), self.facts.ranks);
+        let send_warps = grid.send_warps(ranks, row_bytes).filter(|_| one_node);
         let copy_warps = send_warps.map_or(copy_warps, |warps| warps.min(copy_warps));
         let row_units = self.row_units(kind, row_bytes + tail_bytes);
         let slot_bytes = row_bytes * SLOT_UNITS / row_units as usize;
@@ -330,7 +331,7 @@ impl HtPlan {
                 warp_bytes,
                 copy_warps,
                 send_blocks: send_warps.map_or(grid.send_blocks, |_| grid.blocks),
-                polls_several: grid.polls_several(kind, self.facts.ranks, slot_bytes).into(),
+                polls_several: (one_node && grid.polls_several(kind, ranks, slot_bytes)).into(),
             },
             scales_word: ScalesWord::of(row.wire).0,
             cast_chunk: to_u32(staging.cast_chunk)?,
@@ -367,7 +368,7 @@ fn unit_bytes(row_bytes: usize) -> usize {
 /// Slots of one ring: a power of two, because row numbers wrap around at 2^32.
 fn depth(ranks: usize, slot_bytes: usize) -> usize {
     let wanted = (RING_SLOTS / (ranks - 1).max(1)).max(LEAST_DEPTH);
-    let fits = (MOST_RING_BYTES / (ranks * slot_bytes)).max(4);
+    let fits = (MOST_RING_BYTES / (ranks * slot_bytes)).max(HT_POLLED_SLOTS as usize);
     let most = wanted.min(fits);
     1 << most.ilog2()
 }

@@ -16,7 +16,7 @@ use crate::model::ops::{RoutingCounters, Zones};
 use crate::model::tensor::DevPtr;
 use std::ptr::null;
 
-/// Over several nodes: the most blocks that report a rank's tokens to other ranks.
+/// Over several nodes: the most blocks that notify other ranks of a rank's tokens.
 const MOST_SENDERS: usize = 32;
 
 /// The slots that a launch assigns.

@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_without_remote_sources_has_room_for_its_peers_ones() {
+    fn a_rank_without_remote_sources_has_room_for_those_of_its_peers() {
         let plan = plan("aaba", 1, Some(8), 16);
         assert_eq!((plan.forwarded, plan.width, plan.locals), (1, 1, 3));
         let size = HandleSize { own: 8, remote: 0, tokens: 8, top_k: 2, keeps_ids: true, slots: 0 };

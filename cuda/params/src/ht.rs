@@ -219,7 +219,7 @@ pub struct HtShape {
     /// The first `send_blocks` of the grid send, the rest receives. If all blocks of a combine send, all also receive,
     /// with the warps from `copy_warps` on and one more.
     pub send_blocks: u32,
-    /// Not zero if a lane polls `HT_POLLED_SLOTS` at once for credits, not one.
+    /// Not zero if a lane polls for the credits of `HT_POLLED_SLOTS` slots at once, not of one.
     pub polls_several: u32,
 }
 

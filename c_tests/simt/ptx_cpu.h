@@ -242,6 +242,7 @@ inline uint32_t max_f16x2(uint32_t a, uint32_t b) {
 
 inline void spin_hint() { simt::Block::Current().Poll(); }
 inline void spin_gently() {}
+inline void pause_cycles(uint32_t) {}
 inline void shared_spin_hint() { simt::Block::Current().Poll(); }
 
 // Rows of tests often look as if they had not come, and each poll lets a block's other threads run.

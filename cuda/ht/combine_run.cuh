@@ -72,8 +72,11 @@ __device__ void run(const HtCombineParams& params, const Scope& scope, const Par
         NotifyQueue queue(shared.notify_state, queue_of_warp(common, buffers, warp_idx()), staging);
         send_rows(block, staging, queue);
     } else if (warp_idx() == common.shape.copy_warps && (!InputRows::kZones || block.senders.has_this_block())) {
-        notify_peers(common, WholeSlots{}, shared.pairs, shared.notify_state, buffers,
-                     [&] { poll_credits(block); });
+        notify_peers(common, WholeSlots{}, shared.pairs, shared.notify_state, buffers, [&] {
+            if (!block.senders_fill_rings()) {
+                poll_credits<Staging>(common, shared.pairs);
+            }
+        });
     }
 }
 

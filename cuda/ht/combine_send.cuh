@@ -82,14 +82,6 @@ __device__ void store_row(const Block& block, const Returning& returning, typena
     staging.commit();
 }
 
-// One warp polls for the block's credits.
-template <typename Block>
-__device__ __forceinline__ void poll_credits(const Block& block) {
-    if (!block.senders_fill_rings()) {
-        nccl_ep::poll_credits<Staging>(block.common, block.shared.pairs);
-    }
-}
-
 template <typename Block>
 __device__ void send_rows(const Block& block, typename Block::Buffers& staging, NotifyQueue& queue) {
     HtPairs& pairs = block.shared.pairs;
@@ -101,7 +93,9 @@ __device__ void send_rows(const Block& block, typename Block::Buffers& staging, 
     };
     const auto wait_for_row = [&] {
         return next_row(block.common, {WAIT_CREDIT, kNoPeer, pairs.operation}, sequences, is_ready, [&] {
-            poll_credits(block);
+            if (!block.senders_fill_rings()) {
+                poll_credits_at_pace<Staging>(block.common, pairs);
+            }
             return false;
         });
     };

@@ -90,4 +90,11 @@ __device__ inline void poll_credits(const HtCommon& common, HtPairs& pairs) {
     sync_warp();
 }
 
+// The poll of a sending warp that waits for credit, once in its loop.
+template <typename Staging>
+__device__ __forceinline__ void poll_credits_at_pace(const HtCommon& common, HtPairs& pairs) {
+    pause_cycles(common.shape.sender_pause);
+    poll_credits<Staging>(common, pairs);
+}
+
 }  // namespace nccl_ep

@@ -173,7 +173,7 @@ __device__ void send_rows(const Block& block, Staging& staging, NotifyQueue& que
         }
 #pragma unroll 1
         for (limit = {}; without.any() && !gives_up;) {
-            poll_credits<Staging>(common, block.shared.pairs);
+            poll_credits_at_pace<Staging>(common, block.shared.pairs);
             gives_up = limit.is_over(common.wait);
             without = gives_up ? without : without_credit(block, outgoing);
         }

@@ -221,6 +221,8 @@ pub struct HtShape {
     pub send_blocks: u32,
     /// Not zero if a lane polls for the credits of `HT_POLLED_SLOTS` slots at once, not of one.
     pub polls_several: u32,
+    /// Clock cycles that a sending warp pauses before each poll for credit; the notifier makes no pause.
+    pub sender_pause: u32,
 }
 
 /// Parameters that `ht_dispatch` and `ht_combine` have in common.

@@ -45,6 +45,10 @@ const SEND_WARPS: SendWarps = SendWarps { always: 6, bytes: 11 << 10, least: 7, 
 const SHORT_BYTES_OF_FEW: usize = 8 << 10;
 const SHORT_BYTES: usize = 6 << 10;
 const SHORT_BYTES_OF_DISPATCH: usize = 4 << 10;
+/// Clock cycles that a sending warp pauses between polls for credit, from four ranks on: without a pause blocks run
+/// ahead of their receivers. With two ranks a pause makes combines slower.
+const DISPATCH_PAUSE: u32 = 512;
+const COMBINE_PAUSE: u32 = 320;
 /// The share of senders in a dispatch that casts: per row, a sender takes three times as long as a receiver.
 const CAST_BLOCKS: u32 = 18;
 const CAST_SENDERS: u32 = 13;
@@ -96,6 +100,15 @@ impl HtKind {
         match self {
             Self::Dispatch { .. } => Operation::HtDispatch,
             Self::Combine { .. } => Operation::HtCombine,
+        }
+    }
+
+    /// Clock cycles that a sending warp pauses between polls for credit; for three ranks a guess.
+    pub fn sender_pause(self, ranks: usize) -> u32 {
+        match (ranks, self) {
+            (..4, _) => 0,
+            (_, Self::Dispatch { .. }) => DISPATCH_PAUSE,
+            (_, Self::Combine { .. }) => COMBINE_PAUSE,
         }
     }
 

@@ -125,3 +125,9 @@ fn lanes_poll_several_slots_of_short_rows() {
     assert_eq!((of(2, COMBINE), of(4, COMBINE)), ([None, Some(8), Some(8)], [Some(6); 3]));
     assert_eq!((of(2, DISPATCH), of(4, DISPATCH)), ([Some(4), Some(4), None], [Some(4), Some(4), None]));
 }
+
+#[test]
+fn senders_of_four_ranks_pause_between_polls() {
+    let of = |kind: HtKind| [1, 2, 3, 4, 8].map(|ranks| kind.sender_pause(ranks));
+    assert_eq!((of(DISPATCH), of(COMBINE)), ([0, 0, 0, 512, 512], [0, 0, 0, 320, 320]));
+}

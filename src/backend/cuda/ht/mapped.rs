@@ -284,6 +284,7 @@ mod tests {
             copy_warps: 1,
             send_blocks: 1,
             polls_several: 0,
+            sender_pause: 0,
         };
         HtLaunch { launch: LaunchShape { blocks, threads, shared_bytes: 1000 }, shape, scales_word: 0, cast_chunk: 0 }
     }

@@ -306,7 +306,7 @@ impl HtPlan {
             None => grid.warps,
         };
         let copy_warps = (shared_bytes / warp_bytes).clamp(1, most_warps - 1);
-        // Neither has been measured over several nodes.
+        // None of these has been measured over several nodes.
         let (one_node, ranks) = (self.nodes.is_none(), self.facts.ranks);
         let send_warps = grid.send_warps(ranks, row_bytes).filter(|_| one_node);
         let copy_warps = send_warps.map_or(copy_warps, |warps| warps.min(copy_warps));
@@ -332,6 +332,7 @@ impl HtPlan {
                 copy_warps,
                 send_blocks: send_warps.map_or(grid.send_blocks, |_| grid.blocks),
                 polls_several: (one_node && grid.polls_several(kind, ranks, slot_bytes)).into(),
+                sender_pause: if one_node { kind.sender_pause(ranks) } else { 0 },
             },
             scales_word: ScalesWord::of(row.wire).0,
             cast_chunk: to_u32(staging.cast_chunk)?,

@@ -368,7 +368,8 @@ ncclResult_t ncclEpTensorCreate(ncclEpGroup_t ep_group,
 // is a successful no-op.
 //
 // The arrays are released with `free()`. Data that `ncclEpTensorCreate` made is freed by the counterpart of its
-// allocator, even after the group was destroyed. Other data is freed by the `free_fn` of `ep_group`, or kept if
+// allocator, even after the group was destroyed. Views of low-latency rows and memory of `ncclEpMemAlloc` are kept, as
+// they end with the group or by `ncclEpMemFree`. Other data is freed by the `free_fn` of `ep_group`, or kept if
 // `ep_group` is NULL.
 //
 // Where no `free_fn` was given, data is freed by `cudaFree`, which waits for the device. So the data stays allocated

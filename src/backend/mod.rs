@@ -177,8 +177,6 @@ pub trait LlBackend: Send + Sync {
     fn receive(&self, op: &LlOp, slot: StagedSlot, stream: Stream) -> Result<()>;
     /// Gives up the receive phase of `op`, which was sent in `slot`, so that peers do not wait for it.
     fn abandon(&self, op: &LlOp, slot: StagedSlot);
-    /// Enqueues adding `counts`, int32 `[L]`, to `totals`, int64 `[L]`, behind the dispatch that delivers the counts.
-    fn add_counts(&self, counts: DevPtr, totals: DevPtr, stream: Stream) -> Result<()>;
 }
 
 /// HT operations of one handle.

@@ -180,10 +180,17 @@ pub struct LlDispatch {
     pub counter: Option<DevPtr>,
     /// int64 `[R]`: gets the nanoseconds of waiting for each source added.
     pub waits: Option<DevPtr>,
+    /// int64 `[L]`: gets the rows in the counter added, of an expert-major dispatch with one.
+    pub totals: Option<DevPtr>,
     pub launch: Launch,
 }
 
 impl LlDispatch {
+    /// The counter and the totals that its rows are added to, if both are wanted.
+    pub fn counted(&self) -> Option<(DevPtr, DevPtr)> {
+        if self.layout.is_rank_major() { None } else { self.counter.zip(self.totals) }
+    }
+
     pub fn wire(&self) -> WireRow {
         wire(self.row, self.scaled)
     }
@@ -232,14 +239,6 @@ impl LlOp {
         match self {
             Self::Dispatch(op) => op.layout,
             Self::Combine(op) => op.layout,
-        }
-    }
-
-    /// The counter, int32 `[L]`, of an expert-major dispatch, if it has one.
-    pub fn rows_of_experts(&self) -> Option<DevPtr> {
-        match self {
-            Self::Dispatch(op) if !op.layout.is_rank_major() => op.counter,
-            _ => None,
         }
     }
 }

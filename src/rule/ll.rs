@@ -38,6 +38,7 @@ pub fn dispatch(facts: &GroupFacts, routing: &Routing, tensors: &DispatchTensors
         topk,
         counter,
         waits: None,
+        totals: None,
         launch: Launch::default(),
     })
 }

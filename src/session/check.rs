@@ -3,7 +3,7 @@
 //!
 //! A check refuses nothing, as what it reports has defined behaviour. During capture it cannot read the tensors.
 
-use crate::backend::device::Device;
+use crate::backend::device::{Device, StreamMark};
 use crate::env::Env;
 use crate::error::Result;
 use crate::log;
@@ -12,7 +12,9 @@ use crate::model::ops::{HtDispatch, LlDispatch, LlOp, Routing, Stream};
 use crate::model::scales::ScaleTensor;
 use crate::model::tensor::DevPtr;
 use crate::session::findings::Findings;
+use parking_lot::Mutex;
 use std::iter;
+use std::mem;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,13 +32,34 @@ pub(super) struct Checks {
     facts: GroupFacts,
     /// How long a check waits for its stream.
     timeout: Duration,
+    /// Behind the group's last operation, if no check has waited for it: what it reads on another stream must not be
+    /// poisoned before.
+    last: Mutex<Result<Option<Box<dyn StreamMark>>>>,
     warned_of_captures: AtomicBool,
 }
 
 impl Checks {
     /// The checks of a group, if the environment asks for them.
     pub(super) fn from_env(env: &Env, facts: &GroupFacts, timeout: Duration, device: Arc<dyn Device>) -> Option<Self> {
-        env.check.then(|| Self { device, facts: *facts, timeout, warned_of_captures: AtomicBool::new(false) })
+        env.check.then(|| Self {
+            device,
+            facts: *facts,
+            timeout,
+            last: Mutex::new(Ok(None)),
+            warned_of_captures: AtomicBool::new(false),
+        })
+    }
+
+    /// To be called after each operation, or part of one, that was enqueued on `stream`: later checks wait for it.
+    pub(super) fn follow(&self, stream: Stream) {
+        let recorded = || {
+            let mut mark = self.device.new_mark()?;
+            Ok(mark.record(stream)?.then_some(mark))
+        };
+        match recorded() {
+            Ok(None) => {}
+            mark => *self.last.lock() = mark,
+        }
     }
 
     /// To be called before an HT handle is created with `routing`.
@@ -81,7 +104,8 @@ impl Checks {
         }
     }
 
-    /// Runs `check` after all earlier work on `stream` has ended; if that is impossible, reports why.
+    /// Runs `check` after the group's last operation and all earlier work on `stream` have ended; if that is
+    /// impossible, reports why.
     fn during(&self, call: &str, stream: Stream, check: impl FnOnce() -> Result<()>) {
         let why_not = match self.wait_for(stream) {
             Ok(StreamState::Yes) => match check() {
@@ -109,8 +133,9 @@ impl Checks {
         if !mark.record(stream)? {
             return Ok(StreamState::Captured);
         }
+        let last = mem::replace(&mut *self.last.lock(), Ok(None))?;
         let begin = Instant::now();
-        while !mark.is_over()? {
+        while !mark.is_over()? || !last.as_ref().map_or(Ok(true), |it| it.is_over())? {
             if begin.elapsed() > self.timeout {
                 return Ok(StreamState::Busy);
             }

@@ -169,6 +169,13 @@ impl Group {
         self.checks.as_ref()
     }
 
+    /// To be called after an operation, or a phase of one, was enqueued on `stream`.
+    pub(super) fn enqueued(&self, stream: Stream) {
+        if let Some(checks) = &self.checks {
+            checks.follow(stream);
+        }
+    }
+
     /// Sets how this rank runs `operation`; `None` removes the choice. If LL variants differ between ranks, combines
     /// fail; everything else may differ. A choice that cannot be followed is skipped, with one warning.
     pub fn set_choice(&self, operation: Operation, choice: Option<ChoiceRequest>) {
@@ -212,9 +219,9 @@ impl Group {
         !self.reported.swap(true, Ordering::Relaxed)
     }
 
-    /// Records that a call has returned an error, which is the group's if that has failed.
-    pub fn mark_reported(&self) {
-        if self.failure().is_some() {
+    /// Records that a call has returned `error`, which may be the group's failure.
+    pub fn mark_reported(&self, error: &Error) {
+        if self.failure().is_some_and(|failure| failure.report().cause == error.report().cause) {
             self.reported.store(true, Ordering::Relaxed);
         }
     }
@@ -256,15 +263,20 @@ impl Group {
     }
 
     /// Fills the next view by `dispatch`, which gets the bank, on `stream`.
-    pub(super) fn fill_view<T>(
+    pub(super) fn fill_view(
         &self,
         stream: Stream,
-        dispatch: impl FnOnce(ViewBank) -> Result<T>,
-    ) -> Result<(View, T)> {
+        dispatch: impl FnOnce(ViewBank) -> Result<DevPtr>,
+    ) -> Result<(View, DevPtr)> {
         let is_captured = self.device().is_captured(stream)?;
         let mut views = self.views.lock();
-        let filled = dispatch(views.next())?;
-        Ok((views.fill(is_captured), filled))
+        let at = dispatch(views.next())?;
+        Ok((views.fill(is_captured, at), at))
+    }
+
+    /// Whether a dispatch has left rows in a view at `data`.
+    pub(super) fn has_view_at(&self, data: DevPtr) -> bool {
+        self.views.lock().has_at(data)
     }
 
     /// Whether a later dispatch has taken the view's bank.
@@ -307,6 +319,8 @@ struct Views {
     next: ViewBank,
     /// How often calls, and separately captures, which fill nothing until a replay, have filled each bank.
     filled: [Filled; ViewBank::COUNT],
+    /// Where views were; a bank may have one in place and one of copies.
+    addresses: Vec<DevPtr>,
 }
 
 #[derive(Default)]
@@ -330,8 +344,11 @@ impl Views {
         self.next
     }
 
-    /// Records that the next bank was filled.
-    fn fill(&mut self, is_captured: bool) -> View {
+    /// Records that the next bank was filled with a view at `at`.
+    fn fill(&mut self, is_captured: bool, at: DevPtr) -> View {
+        if !self.has_at(at) {
+            self.addresses.push(at);
+        }
         let bank = self.next;
         self.next = bank.next();
         let count = self.count(bank, is_captured);
@@ -342,6 +359,10 @@ impl Views {
     /// Whether the view's bank was filled again, likewise by a call or a capture.
     fn has_ended(&mut self, view: View) -> bool {
         *self.count(view.bank, view.is_captured) != view.number
+    }
+
+    fn has_at(&self, data: DevPtr) -> bool {
+        self.addresses.contains(&data)
     }
 
     fn count(&mut self, bank: ViewBank, is_captured: bool) -> &mut usize {
@@ -357,20 +378,20 @@ mod tests {
     #[test]
     fn a_view_ends_when_its_bank_is_filled_again() {
         let mut views = Views::default();
-        let first = views.fill(false);
-        let second = views.fill(false);
+        let first = views.fill(false, DevPtr(16));
+        let second = views.fill(false, DevPtr(16));
         assert!(!views.has_ended(first) && !views.has_ended(second));
-        views.fill(false);
+        views.fill(false, DevPtr(16));
         assert!(views.has_ended(first) && !views.has_ended(second));
     }
 
     #[test]
     fn what_is_captured_ends_no_view_of_a_call() {
         let mut views = Views::default();
-        let called = views.fill(false);
-        let captured = views.fill(true);
+        let called = views.fill(false, DevPtr(16));
+        let captured = views.fill(true, DevPtr(16));
         for _ in 0..4 {
-            views.fill(true);
+            views.fill(true, DevPtr(16));
         }
         assert!(!views.has_ended(called) && views.has_ended(captured));
         assert_eq!(views.next(), called.bank.next().next());

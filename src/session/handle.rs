@@ -151,6 +151,7 @@ impl Handle {
                 let op = LlDispatch {
                     launch: chosen.launch,
                     waits: self.group.address_of(Statistic::Waits),
+                    totals: self.group.address_of(Statistic::Rows),
                     ..ll::dispatch(facts, &routed(&handle.routed)?.routing, tensors)?
                 };
                 let start = |handle: &mut LlHandle, op| {
@@ -173,10 +174,6 @@ impl Handle {
                 } else {
                     start(&mut handle, op).map(|()| None)?
                 };
-                if !staged {
-                    // After the dispatch is recorded, as it runs even if counting fails.
-                    self.count(&*routed(&handle.routed)?.backend, &LlOp::Dispatch(op), stream)?;
-                }
                 Ok(out)
             }
             ByMode::Ht(ht) => self.with_ht(ht, (Role::TokensIn, tensors.tokens), |routed| {
@@ -190,6 +187,7 @@ impl Handle {
                 if let Some(totals) = self.group.address_of(Statistic::Rows) {
                     routed.backend.add_counts(totals, stream)?;
                 }
+                self.group.enqueued(stream);
                 Ok(None)
             }),
         }
@@ -233,7 +231,9 @@ impl Handle {
                 (op.launch, op.path) = (chosen.launch, chosen.path);
                 op.waits = self.group.address_of(Statistic::CombineWaits);
                 ht::combine_holds(&op, routed.rows_to_hold(facts))?;
-                routed.backend.combine(&op, stream)
+                routed.backend.combine(&op, stream)?;
+                self.group.enqueued(stream);
+                Ok(())
             }),
         }
     }
@@ -303,20 +303,14 @@ impl Handle {
         if let Some(checks) = self.group.checks() {
             checks.ll(routing, op, staged, stream);
         }
-        if !staged {
-            return backend.run(op, stream);
+        if staged {
+            let send = |slot| backend.send(op, slot, stream);
+            handle.staged = Some(Sent { op: *op, slot: self.group.send_staged(send)?, view: None });
+        } else {
+            backend.run(op, stream)?;
         }
-        let send = |slot| backend.send(op, slot, stream);
-        handle.staged = Some(Sent { op: *op, slot: self.group.send_staged(send)?, view: None });
+        self.group.enqueued(stream);
         Ok(())
-    }
-
-    /// If LL operation `op` counts rows by expert, adds its counts to the group's totals.
-    fn count(&self, backend: &dyn LlBackend, op: &LlOp, stream: Stream) -> Result<()> {
-        match (self.group.address_of(Statistic::Rows), op.rows_of_experts()) {
-            (Some(totals), Some(counts)) => backend.add_counts(counts, totals, stream),
-            _ => Ok(()),
-        }
     }
 
     /// The staged operation to receive; without its rows if a later dispatch has taken the view's bank.
@@ -341,10 +335,10 @@ impl Handle {
             checks.ll_receive(routing, &sent.op, stream);
         }
         backend.receive(&self.received(sent), sent.slot, stream)?;
-        let counted = self.count(&**backend, &sent.op, stream);
         self.group.end_staged(sent.slot);
         handle.staged = None;
-        counted
+        self.group.enqueued(stream);
+        Ok(())
     }
 
     /// The most rows that an HT dispatch can deliver, by the bounds of the group and of the routing's slots. In a group

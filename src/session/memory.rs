@@ -50,6 +50,12 @@ impl Group {
         self.backend().common.objects().find(data).is_some()
     }
 
+    /// Whether `data` points to memory that the library allocated: a view, or in an object.
+    pub fn owns(&self, data: DevPtr) -> bool {
+        let found = self.backend().common.objects().find(data);
+        self.has_view_at(data) || found.is_some_and(|it| matches!(it.kind, Kind::Own | Kind::Views))
+    }
+
     /// The object that contains the byte at `data`.
     pub fn memory_at(&self, data: DevPtr) -> Result<Found> {
         let found = self.backend().common.objects().find(data);

@@ -41,7 +41,7 @@ impl Guard {
         let fail = |panic| live.find(number).map_or((), |it| group_of(&it).mark_failed(panic));
         let body = || {
             let object = live.resolve(number)?;
-            body(Arc::clone(&object)).inspect_err(|_| group_of(&object).mark_reported())
+            body(Arc::clone(&object)).inspect_err(|error| group_of(&object).mark_reported(error))
         };
         self.guarded(name, body, fail)
     }

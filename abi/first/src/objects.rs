@@ -6,6 +6,7 @@ use crate::types::{ncclEpGroup_t, ncclEpHandle_t, ncclResult_t};
 pub use nccl_ep_abi::guard::{Guard, check_out, last_error, set_last_error, write_out};
 use nccl_ep_abi::registry::{Missing, Names, Registry};
 use nccl_ep_core::error::Result;
+use nccl_ep_core::model::tensor::DevPtr;
 use nccl_ep_core::session;
 use nccl_ep_core::session::handle::Handle;
 use parking_lot::Mutex;
@@ -39,6 +40,11 @@ impl Group {
             Err(Missing::Destroyed) => FREEING.lock().find(number),
             Err(_) => None,
         }
+    }
+
+    /// Whether `data` points to memory that the library allocated for the live group `number`.
+    pub fn owns(number: usize, data: DevPtr) -> bool {
+        GROUPS.find(number).is_ok_and(|group| group.session.owns(data))
     }
 }
 

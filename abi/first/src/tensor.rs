@@ -70,7 +70,8 @@ pub unsafe extern "C" fn ncclEpTensorCreate(
 /// is a successful no-op.
 ///
 /// The arrays are released with `free()`. Data that `ncclEpTensorCreate` made is freed by the counterpart of its
-/// allocator, even after the group was destroyed. Other data is freed by the `free_fn` of `ep_group`, or kept if
+/// allocator, even after the group was destroyed. Views of low-latency rows and memory of `ncclEpMemAlloc` are kept, as
+/// they end with the group or by `ncclEpMemFree`. Other data is freed by the `free_fn` of `ep_group`, or kept if
 /// `ep_group` is NULL.
 ///
 /// Where no `free_fn` was given, data is freed by `cudaFree`, which waits for the device. So the data stays allocated
@@ -95,6 +96,9 @@ pub unsafe extern "C" fn ncclEpTensorDestroy(ep_group: ncclEpGroup_t, tensor: *m
             let array = std::mem::replace(array, std::ptr::null_mut());
             // SAFETY: this function's contract; each array is released once, as it is NULL now.
             unsafe { libc::free(array.cast()) };
+        }
+        if Group::owns(ep_group as usize, data) {
+            return Ok(());
         }
         owners::free(data, Group::allocator_of(ep_group as usize).as_ref())
     })

@@ -1,6 +1,6 @@
 // NCCL_EP_CHECK=1: what a call says on stderr about its ids and weights, and what stands in the
 // rows of an output that nothing was delivered to. Nothing is refused.
-#define _GNU_SOURCE  // dup, fileno, setenv
+#define _GNU_SOURCE  // dup, fileno, setenv, usleep
 #include <math.h>
 #include <unistd.h>
 
@@ -161,6 +161,26 @@ EP_TEST(ll_unusual_numbers_are_told) {
     expect_printed("");  // It reads neither ids nor weights.
     ep_sync(env);
     check_captures(&session);
+    close_session(&session);
+}
+
+// A combine waits for a rank that is late, and still has to read what a dispatch on another stream would poison.
+EP_TEST(poison_waits_for_other_streams) {
+    enum { kLateUs = 200000 };
+    Session session = open_checked(env, NCCL_EP_ALGO_LOW_LATENCY);
+    EP_CHECK_NCCL(make_valid_call(&session, kDispatch, 0));
+    ep_sync(env);
+    EpEnv beside = *env;
+    EP_REQUIRE_CUDA(cudaStreamCreate(&beside.stream));
+    Session other = session;
+    other.env = &beside;
+    if (is_odd(env)) usleep(kLateUs);
+    EP_CHECK_NCCL(make_valid_call(&session, kCombine, 0));
+    EP_CHECK_NCCL(make_valid_call(&other, kDispatch, 0));
+    ep_sync(env);
+    check_combined(&session);
+    ep_sync(&beside);
+    EP_CHECK_CUDA(cudaStreamDestroy(beside.stream));
     close_session(&session);
 }
 

@@ -99,6 +99,8 @@ size_t bytes_of_output(const Session* session, unsigned index);
 
 // A dispatch and a combine with correct results: the group still works.
 void check_works(const Session* session);
+// The latter: the last combine has returned the tokens, and the group has not failed.
+void check_combined(const Session* session);
 
 // The state of the group as soon as it has failed, or after `limit` seconds.
 ncclResult_t wait_for_failure(const Session* session, double limit);
@@ -202,4 +204,5 @@ void check_other_call(const EpEnv* env, const OtherCall* call);
 // stderr.c: what this program does when it is started again.
 int refuse_once(void);
 int make_groups(void);
+int fail_and_be_refused(void);
 int pass_over_choices(void);

@@ -29,6 +29,37 @@ int make_groups(void) {
     return good && ncclCommDestroy(comm) == ncclSuccess ? 0 : 1;
 }
 
+// The new process has a group that fails on the device, and then a refused call.
+int fail_and_be_refused(void) {
+    enum { kRows = 2, kElements = 16 };
+    ncclUniqueId id;
+    ncclComm_t comm = NULL;
+    ncclEpGroup_t group = NULL;
+    ncclEpHandle_t handle = NULL;
+    const ncclEpGroupConfig_t config = ep_group_config(NCCL_EP_ALGO_HIGH_THROUGHPUT, kRows, kRows, 2 * kElements);
+    EP_REQUIRE_CUDA(cudaSetDevice(0));
+    EP_REQUIRE_NCCL(ncclGetUniqueId(&id));
+    EP_REQUIRE_NCCL(ncclCommInitRank(&comm, 1, id, 0));
+    EP_REQUIRE_NCCL(ncclEpCreateGroup(&group, comm, &config, NULL, NULL, NULL));
+    const int64_t numbers[kRows] = {0, 1};
+    void* data[] = {ep_device_upload(numbers, sizeof(numbers)), ep_device_alloc(kRows * 2 * kElements)};
+    EpView ids, rows, out;
+    ep_view_2d(&ids, data[0], ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, kRows, 1);
+    ep_view_2d(&rows, data[1], ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, kRows, kElements);
+    ep_view_2d(&out, data[1], ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, 1, kElements);
+    EP_REQUIRE_NCCL(ncclEpCreateHandle(&handle, group, &ids.tensor, NULL, 0, NULL, NULL, false));
+    const ncclNDTensor_t* inputs[] = {&rows.tensor};
+    ncclNDTensor_t* outputs[] = {&out.tensor};
+    EP_REQUIRE_NCCL(ncclEpDispatch(handle, inputs, 1, outputs, 1, NULL, 0, 0, NULL, NULL));
+    EP_REQUIRE_CUDA(cudaStreamSynchronize(NULL));
+    const ncclResult_t refused = ncclEpDispatch(handle, NULL, 1, outputs, 1, NULL, 0, 0, NULL, NULL);
+    EP_REQUIRE_NCCL(ncclEpHandleDestroy(handle));
+    EP_REQUIRE_NCCL(ncclEpGroupDestroy(group, NULL));
+    EP_REQUIRE_CUDA(cudaFree(data[0]));
+    EP_REQUIRE_CUDA(cudaFree(data[1]));
+    return refused == ncclInvalidArgument && ncclCommDestroy(comm) == ncclSuccess ? 0 : 1;
+}
+
 // Starts this program with one option and with stderr going to `output`; returns its process id once it has ended
 // successfully.
 static pid_t run_again(const char* with, FILE* output) {
@@ -127,6 +158,16 @@ static void check_warnings(const char* option, const char* expected) {
     if (!EP_CHECK(strcmp(printed, expected) == 0)) {
         fprintf(stderr, "got:      %s\nexpected: %s\n", printed, expected);
     }
+}
+
+// A refusal for another reason is not the failure.
+EP_TEST_HT(a_failure_is_told_once) {
+    if (env->rank != 0) return;
+    EP_WITH_VARIABLE("NCCL_DEBUG", "WARN");
+    check_warnings("--fail-and-be-refused",
+                   "ncclEpDispatch: inputs: must not be NULL when its count is not 0\n"
+                   "ncclEpGroupDestroy: the group has failed: ncclEpDispatch (high throughput): outputs[TOKENS].sizes[0]: "
+                   "must hold all tokens that this rank receives (got 1, expected 2 or more)\n");
 }
 
 static void check_variable(const Variable* variable) {

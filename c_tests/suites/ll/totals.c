@@ -15,13 +15,14 @@ static void expect_totals(const Counted* counted) {
     EP_CHECK_EQ_BYTES(got, counted->expected, bytes);
 }
 
-// What the last dispatch has delivered here.
-static void expect_more(Counted* counted) {
-    const RefRun* run = &counted->run;
+// Adds what the last dispatch of `run` has delivered here, so many times.
+static void add_rows(const RefRun* run, int64_t times, int64_t* totals) {
     EP_SCOPED int32_t* counts = ref_host_new(run->local_experts * sizeof(int32_t));
     free(ref_ll_slots(run->sent, (unsigned)run->env->rank, run->layout, counts));
-    for (unsigned i = 0; i < run->local_experts; ++i) counted->expected[i] += counts[i];
+    for (unsigned i = 0; i < run->local_experts; ++i) totals[i] += times * counts[i];
 }
+
+static void expect_more(Counted* counted) { add_rows(&counted->run, 1, counted->expected); }
 
 EP_TEST(rows_are_counted) {
     static const Shape kShape = {3, 16, 4, ncclBfloat16, 64, kRefMessy, true};
@@ -71,6 +72,37 @@ EP_TEST(rows_are_counted) {
     ep_device_free(counted.totals);
     free(counted.expected);
     ref_run_close(run);
+}
+
+// Two handles on two streams have one counter, which each dispatch overwrites.
+EP_TEST(rows_are_counted_before_the_next_dispatch) {
+    enum { kHandles = 2, kTurns = 50, kLocalExperts = 3 };
+    RefRun runs[kHandles];
+    const RefShape shape = {kLocalExperts * (unsigned)env->size, 16, 4, ncclBfloat16, 64};
+    ref_runs_open(runs, kHandles, env, &shape, kRefMessy, true, ref_ll(79));
+    int64_t expected[kLocalExperts] = {0};
+    int64_t got[kLocalExperts];
+    int64_t* totals = ep_device_upload(expected, sizeof(expected));
+    EP_CHECK_NCCL(ncclEpGroupCountRows(runs[0].group, totals));
+    cudaStream_t streams[kHandles] = {env->stream};
+    EP_REQUIRE_CUDA(cudaStreamCreate(&streams[1]));
+    const RefBuffer own = runs[1].counter;
+    runs[1].counter = runs[0].counter;
+    for (unsigned i = 0; i < kHandles; ++i) ref_prepare_dispatch(&runs[i]);
+    ep_sync(env);
+    for (unsigned i = 0; i < kTurns * kHandles; ++i) {
+        EP_CHECK_NCCL(ref_launch_dispatch(&runs[i % kHandles], kRefWhole, streams[i % kHandles]));
+    }
+    for (unsigned i = 0; i < kHandles; ++i) {
+        EP_CHECK_CUDA(cudaStreamSynchronize(streams[i]));
+        add_rows(&runs[i], kTurns, expected);
+    }
+    ep_download(got, totals, sizeof(got));
+    EP_CHECK_EQ_BYTES(got, expected, sizeof(got));
+    runs[1].counter = own;
+    EP_CHECK_CUDA(cudaStreamDestroy(streams[1]));
+    ref_runs_close(runs, kHandles);
+    ep_device_free(totals);
 }
 
 EP_TEST(ll_waits_are_timed) {

@@ -251,6 +251,49 @@ EP_TEST(views_of_a_captured_combine) {
     ep_release_captured(&captured);
 }
 
+// A receive phase runs late, on another stream. A dispatch of another handle with the same view waits for it.
+EP_TEST(views_wait_for_late_receive_phases) {
+    enum { kLateUs = 100000 };
+    RefRun batches[kBatches];
+    open_batches(batches, env, 1301);
+    cudaStream_t late = NULL;
+    EP_REQUIRE_CUDA(cudaStreamCreate(&late));
+    for (unsigned i = 0; i < kBatches; ++i) ref_prepare_dispatch(&batches[i]);
+    ep_sync(env);
+    EP_CHECK_NCCL(ref_launch_dispatch(&batches[0], kRefStaged, env->stream));
+    EpGate gate;
+    ep_gate_close(&gate, late);
+    EP_CHECK_NCCL(ncclEpComplete(batches[0].handle, NULL, late));
+    for (unsigned i = 1; i < kBatches; ++i) EP_CHECK_NCCL(ref_launch_dispatch(&batches[i], kRefWhole, env->stream));
+    EP_CHECK(batches[0].view == batches[2].view);
+    usleep(kLateUs);
+    ep_gate_open(&gate);
+    EP_CHECK_CUDA(cudaStreamSynchronize(late));
+    for (unsigned i = 1; i < kBatches; ++i) ref_check_dispatch(&batches[i]);
+    EP_CHECK_CUDA(cudaStreamDestroy(late));
+    ref_runs_close(batches, kBatches);
+}
+
+// A descriptor that a call has filled is destroyed as others are.
+EP_TEST(views_outlive_their_descriptors) {
+    static const Shape kShape = {3, 16, 4, ncclBfloat16, 64, kRefMessy, true};
+    REF_SCOPED RefRun run;
+    open_view(&run, env, &kShape, 1302);
+    for (unsigned i = 0; i < 4; ++i) {
+        ref_prepare_dispatch(&run);
+        ep_sync(env);
+        EP_CHECK_NCCL(ref_launch_dispatch(&run, kRefWhole, env->stream));
+        EpView view;
+        ep_view_1d(&view, run.view, ncclInt8, NCCL_EP_TENSOR_TAG_TOKENS, 1);
+        view.tensor.sizes = NULL;
+        view.tensor.strides = NULL;
+        EP_CHECK_NCCL(ncclEpTensorDestroy(run.group, &view.tensor));
+        EP_CHECK(view.tensor.data == NULL);
+        ref_check_dispatch(&run);
+        ref_combine(&run);
+    }
+}
+
 // A staged dispatch is completed when another one has its view.
 EP_TEST(views_that_end_before_they_are_complete) {
     RefRun batches[kBatches];

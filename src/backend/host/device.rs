@@ -34,15 +34,6 @@ pub unsafe fn bytes_mut<'a>(data: DevPtr, bytes: usize) -> &'a mut [u8] {
     unsafe { std::slice::from_raw_parts_mut(data.0 as *mut u8, bytes) }
 }
 
-/// Adds the int32 at `counts`, one per expert, to the int64 at `totals`. Runs behind the dispatch that delivers the
-/// counts, which has checked `counts`; the caller leaves both to the group's dispatches.
-pub fn add_counts(counts: DevPtr, totals: DevPtr, experts: usize) {
-    // SAFETY: as said above.
-    let rows = unsafe { bytes(counts, experts * size_of::<u32>()) };
-    let (rows, _) = rows.as_chunks();
-    add_numbers(rows.iter().map(|row| u32::from_ne_bytes(*row)), totals);
-}
-
 /// Adds `numbers`, one per local expert or source rank, to the int64 at `totals`, which the caller leaves to the
 /// group's dispatches.
 pub fn add_numbers<N: Into<i64>>(numbers: impl IntoIterator<Item = N>, totals: DevPtr) {

@@ -98,7 +98,7 @@ impl GroupBackend for HostGroup {
     /// Windows stay mapped until the last operation has released them, here and on the peers, and peers do not write to
     /// the objects that they map: so closing needs no agreement.
     fn close(&self, _stream: Stream) -> Result<()> {
-        self.shared.wait_for_pending(2 * self.shared.mailboxes.timeout())?;
+        self.shared.close(2 * self.shared.mailboxes.timeout())?;
         self.objects.take_all().into_iter().for_each(|it| it.give_back(true));
         Ok(())
     }

@@ -28,6 +28,8 @@ pub struct GroupState {
     pub formatter: Formatter,
     /// Receive phases of LL operations whose blocks are in callers' memory.
     pub received_in_given: Arc<Received>,
+    /// Receive phases of LL dispatches whose rows are views, as any handle's next one may be in the same bank.
+    pub received_in_views: Arc<Received>,
     /// The memory of objects.
     pub recognised: Arc<Recognised>,
     order: Order,
@@ -58,6 +60,7 @@ impl GroupState {
             views: Views::new(runtime, view_bytes(&facts)),
             formatter,
             received_in_given: Arc::default(),
+            received_in_views: Arc::default(),
             recognised: Arc::default(),
             order: Order::default(),
             pending,
@@ -116,6 +119,12 @@ impl GroupState {
             pending.end();
         };
         self.pending.enqueue(|| self.runtime.launch(stream, Box::new(counted)))
+    }
+
+    /// Refuses further work, and waits until all that is enqueued has run, at most for `limit`.
+    pub fn close(&self, limit: Duration) -> Result<()> {
+        self.pending.close();
+        self.wait_for_pending(limit)
     }
 
     /// Waits until all enqueued work has run, at most for `limit`.

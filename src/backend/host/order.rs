@@ -2,7 +2,8 @@
 //! of staged operations have an order of their own.
 
 use crate::backend::quiescence::{Graphs, Works};
-use crate::error::Result;
+use crate::error::refusal::{InSequence, Subject};
+use crate::error::{Error, Result};
 use crate::model::ops::{STAGED_SLOTS, StagedSlot};
 use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
@@ -54,7 +55,7 @@ impl Received {
     }
 
     /// The wait that an operation enqueued now must perform when it runs: for earlier ones, so it terminates.
-    pub fn follow(self: &Arc<Self>) -> impl FnOnce() + Send + 'static {
+    pub fn follow(self: &Arc<Self>) -> impl FnOnce() + Send + use<> {
         let received = Arc::clone(self);
         let last = self.0.each_ref().map(|it| it.last.load(Ordering::Acquire));
         move || {
@@ -67,31 +68,66 @@ impl Received {
 
 /// Host functions enqueued on any stream that have not run yet.
 #[derive(Default)]
-pub struct Pending(Mutex<usize>);
+pub struct Pending(Mutex<Enqueued>);
+
+#[derive(Default)]
+struct Enqueued {
+    functions: usize,
+    /// Whether the group has ended, so that none may follow.
+    ended: bool,
+}
 
 impl Pending {
     /// Counts one and enqueues it with `launch`, without holding the lock: a launch may wait for a thread that frees
-    /// memory, which waits for functions that have to take the lock to end.
+    /// memory, which waits for functions that have to take the lock to end. Refused if another thread has destroyed the
+    /// group meanwhile.
     pub fn enqueue<T>(&self, launch: impl FnOnce() -> Result<T>) -> Result<T> {
-        *self.0.lock() += 1;
+        let mut enqueued = self.0.lock();
+        if enqueued.ended {
+            return Err(Error::usage(Subject::Group, InSequence::DestroyedMeanwhile));
+        }
+        enqueued.functions += 1;
+        drop(enqueued);
         launch().inspect_err(|_| self.end())
     }
 
     pub fn end(&self) {
-        *self.0.lock() -= 1;
+        self.0.lock().functions -= 1;
+    }
+
+    /// Refuses further functions.
+    pub fn close(&self) {
+        self.0.lock().ended = true;
     }
 
     pub fn is_empty(&self) -> bool {
-        *self.0.lock() == 0
+        self.0.lock().functions == 0
     }
 }
 
 impl Works for Pending {
     fn while_idle(&self, _graphs: Graphs, then: &mut dyn FnMut()) {
         if let Some(pending) = self.0.try_lock()
-            && *pending == 0
+            && pending.functions == 0
         {
             then();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_closed_group_enqueues_nothing() {
+        let pending = Pending::default();
+        pending.enqueue(|| Ok(())).unwrap();
+        pending.close();
+        assert!(!pending.is_empty());
+        let refused = pending.enqueue(|| -> Result<()> { unreachable!("launched") });
+        assert_eq!(refused, Err(Error::usage(Subject::Group, InSequence::DestroyedMeanwhile)));
+        pending.end();
+        assert!(pending.is_empty());
     }
 }

@@ -189,6 +189,15 @@ impl InGroup {
         self.group.network.as_ref().map(on).transpose()
     }
 
+    /// Enqueues, after a dispatch that counts, adding its counts to the caller's totals.
+    fn count(&self, op: &LlOp, at: &StreamScope) -> Result<()> {
+        let LlOp::Dispatch(op) = op else { return Ok(()) };
+        op.counted().map_or(Ok(()), |(counts, totals)| {
+            let (context, experts) = (&self.handle.context, self.group.plan.facts.local_experts());
+            auxiliary::add_counts(context, KernelOp::LlDispatch, (counts.0 as *const i32, totals), experts, at)
+        })
+    }
+
     /// Enqueues the receive phase of a staged operation.
     fn receive(&self, op: &LlOp, part: LaunchPart, at: &StreamScope) -> Result<()> {
         match self.over_nodes(part)? {
@@ -213,10 +222,11 @@ impl LlBackend for CudaLl {
         let follows = this.follow_receivers(op, at)?;
         let network = this.over_nodes(LaunchPart::WHOLE)?;
         let turn = this.group.order.begin(at)?;
-        turn.end_after(match network {
+        let launched = match network {
             None => this.handle.launch(op, LaunchPart::WHOLE, at),
             Some(network) => network.run(op, at),
-        })?;
+        };
+        turn.end_after(launched.and_then(|()| this.count(op, at)))?;
         if follows {
             this.handle.memory.set_receiver(None);
         }
@@ -248,9 +258,10 @@ impl LlBackend for CudaLl {
         let at = &this.enter_to_run(stream)?;
         let phase = this.group.staged.begin_receive(slot, at)?;
         this.receive(op, LaunchPart::receive(slot, true), at)?;
+        let counted = this.count(op, at);
         phase.end()?;
         this.handle.memory.set_receiver(Some(slot));
-        Ok(())
+        counted
     }
 
     fn abandon(&self, op: &LlOp, slot: StagedSlot) {
@@ -261,11 +272,5 @@ impl LlBackend for CudaLl {
             Ok(())
         };
         self.0.group.staged.abandon(slot, Box::new(discard));
-    }
-
-    fn add_counts(&self, counts: DevPtr, totals: DevPtr, stream: Stream) -> Result<()> {
-        let at = &self.0.enter(stream)?;
-        let (counts, experts) = (counts.0 as *const i32, self.0.group.plan.facts.local_experts());
-        auxiliary::add_counts(&self.0.handle.context, KernelOp::LlDispatch, (counts, totals), experts, at)
     }
 }

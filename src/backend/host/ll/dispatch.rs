@@ -3,7 +3,7 @@
 //! experts that names, with its ids and weights.
 #![allow(unsafe_code)]
 
-use crate::backend::host::device::{add_waits, bytes, bytes_mut, write_counts};
+use crate::backend::host::device::{add_numbers, add_waits, bytes, bytes_mut, write_counts};
 use crate::backend::host::fingerprint::Fingerprint;
 use crate::backend::host::ll::HostLl;
 use crate::backend::host::ll::last::{LastDispatch, Placed};
@@ -63,6 +63,9 @@ impl HostLl {
             None => self.place_by_expert(op, out, &sent)?,
         };
         write_counts(op.counter, &landed.counts)?;
+        if let Some((_, totals)) = op.counted() {
+            add_numbers(landed.counts.iter().copied(), totals);
+        }
         let own = sent.get(facts.rank.index());
         let last = LastDispatch {
             sent: own.map_or(Vec::new(), |own| numeric::i64s(own.ids).collect()),

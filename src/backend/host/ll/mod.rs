@@ -5,7 +5,6 @@ mod dispatch;
 mod last;
 
 use crate::backend::LlBackend;
-use crate::backend::host::device::add_counts;
 use crate::backend::host::fingerprint::Fingerprint;
 use crate::backend::host::group_state::GroupState;
 use crate::backend::host::ll::last::LastDispatch;
@@ -100,14 +99,29 @@ impl HostLl {
             top_k: self.routing.top_k,
             by_rank: op.layout().is_rank_major(),
             exact: matches!(op, LlOp::Combine(op) if op.is_exact()),
-            in_view: matches!(op, LlOp::Dispatch(op) if op.view.is_some()),
+            in_view: is_in_view(op),
             row,
+        }
+    }
+
+    /// The wait of `op`, enqueued now, for receive phases that use its memory.
+    fn follow(&self, op: &LlOp) -> impl FnOnce() + Send + use<> {
+        let (own, in_views) = (self.received.follow(), is_in_view(op).then(|| self.shared.received_in_views.follow()));
+        move || {
+            own();
+            if let Some(follow) = in_views {
+                follow();
+            }
         }
     }
 
     fn facts(&self) -> &GroupFacts {
         &self.shared.facts
     }
+}
+
+fn is_in_view(op: &LlOp) -> bool {
+    matches!(op, LlOp::Dispatch(op) if op.view.is_some())
 }
 
 impl LlBackend for HostLl {
@@ -117,7 +131,7 @@ impl LlBackend for HostLl {
 
     fn run(&self, op: &LlOp, stream: Stream) -> Result<()> {
         let (handle, op, fingerprint) = (self.clone(), *op, self.fingerprint(op, false));
-        let follow = self.received.follow();
+        let follow = self.follow(&op);
         let run = move |epoch| {
             handle.send_now(&op, &fingerprint, epoch)?;
             handle.receive_now(&op, &fingerprint, epoch)
@@ -127,7 +141,7 @@ impl LlBackend for HostLl {
 
     fn send(&self, op: &LlOp, slot: StagedSlot, stream: Stream) -> Result<()> {
         let (handle, op, fingerprint) = (self.clone(), *op, self.fingerprint(op, true));
-        let follow = self.received.follow();
+        let follow = self.follow(&op);
         let send = move |epoch| handle.send_now(&op, &fingerprint, epoch);
         let epoch = self.shared.enqueue_operation(fingerprint.call, stream, follow, send)?;
         slot.of(&self.staged).store(epoch, Ordering::Relaxed);
@@ -137,26 +151,19 @@ impl LlBackend for HostLl {
     fn receive(&self, op: &LlOp, slot: StagedSlot, stream: Stream) -> Result<()> {
         // The phases are ordered on any streams, because the receive phase waits for this rank's own message.
         let (handle, op, fingerprint) = (self.clone(), *op, self.fingerprint(op, true));
-        let received = Arc::clone(&self.received);
+        let mut received = vec![Arc::clone(&self.received)];
+        received.extend(is_in_view(&op).then(|| Arc::clone(&self.shared.received_in_views)));
+        let ended = received.clone();
         let epoch = slot.of(&self.staged).load(Ordering::Relaxed);
         let receive = move || handle.receive_now(&op, &fingerprint, epoch);
-        let end = move || received.end(slot, epoch);
+        let end = move || ended.iter().for_each(|it| it.end(slot, epoch));
         self.shared.enqueue(fingerprint.call, stream, receive, end)?;
-        self.received.enqueued(slot, epoch);
+        received.iter().for_each(|it| it.enqueued(slot, epoch));
         Ok(())
     }
 
     fn abandon(&self, _op: &LlOp, slot: StagedSlot) {
         let epoch = slot.of(&self.staged).load(Ordering::Relaxed);
         self.shared.mailboxes.abandon(epoch);
-    }
-
-    fn add_counts(&self, counts: DevPtr, totals: DevPtr, stream: Stream) -> Result<()> {
-        let experts = self.facts().local_experts();
-        let add = move || {
-            add_counts(counts, totals, experts);
-            Ok(())
-        };
-        self.shared.enqueue(Operation::LlDispatch, stream, add, || ())
     }
 }

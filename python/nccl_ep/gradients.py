@@ -28,9 +28,14 @@ def needs_gradient(tokens: torch.Tensor, weights: torch.Tensor | None,
 
 
 def without_gradients(method: _Method) -> _Method:
-    """`torch.no_grad` for a method, which costs nothing where gradients are off already."""
+    """`torch.no_grad` for a method, which costs nothing where gradients are off already. A compiler's graph breaks there.
+    """
     @functools.wraps(method)
     def call(*arguments: Any, **options: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling():
+            from nccl_ep.operators.graph_break import between_graphs
+
+            return between_graphs(call, *arguments, **options)
         if not torch.is_grad_enabled():
             return method(*arguments, **options)
         with torch.no_grad():

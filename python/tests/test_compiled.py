@@ -9,8 +9,10 @@ import torch
 import torch.distributed as dist
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from nccl_ep import deep_ep
 from nccl_ep.autograd import ht_combine, ht_dispatch
 from nccl_ep.operators import traced
+from problems import Problem
 
 pytestmark = pytest.mark.high_throughput
 
@@ -215,3 +217,19 @@ def test_export(low_latency, strict):
     program = torch.export.export(Step(), arguments, strict=strict)
     same([program.module()(*arguments)], [Step()(*arguments)])
     dist.barrier()
+
+
+def test_the_interface_of_deepep(world, device):
+    """The graph breaks there."""
+    problem = Problem(*world, hidden=256, dtype=torch.bfloat16, masked=True, device=device)
+    buffer = deep_ep.Buffer(dist.group.WORLD, 1 << 20, explicitly_destroy=True)
+
+    def step(tokens, ids, weights):
+        counts = buffer.get_dispatch_layout(ids, problem.num_experts)[2]
+        rows, _, came, _, handle, _ = buffer.dispatch(tokens, num_tokens_per_expert=counts, topk_idx=ids,
+                                                      topk_weights=weights)
+        return buffer.combine(2 * rows, handle, topk_weights=came)[0]
+
+    arguments = problem.tokens, problem.topk_idx, problem.weights
+    assert torch.equal(torch.compile(step, backend="eager")(*arguments), step(*arguments))
+    buffer.destroy()

@@ -192,7 +192,14 @@ def test_wrong_tensors_take_nothing(buffer, problem):
     for tokens, routing, text in ((rows[:, 1:], ids, "x"), (rows, ids[:, 1:], "topk_idx")):
         with pytest.raises(ValueError, match=f"^{text}: has shape"):
             buffer.low_latency_combine(tokens, routing, problem.weights, handle)
+    stats = torch.zeros(experts + 1, dtype=torch.int32, device=x.device)
+    with pytest.raises(ValueError, match="^cumulative_local_expert_recv_stats: has shape"):
+        buffer.low_latency_dispatch(x, ids, _MOST, experts, cumulative_local_expert_recv_stats=stats)
     assert {shape: len(free) for shape, free in pool._free.items()} == before
+    with pytest.raises(ValueError, match="^topk_idx: has type"):
+        buffer.get_dispatch_layout(ids.float(), experts)
+    with pytest.raises(TypeError, match="^num_tokens_per_expert: must be a tensor"):
+        buffer.dispatch(x, num_tokens_per_expert=[1], topk_idx=ids, topk_weights=problem.weights)
     with pytest.raises(ValueError, match="^topk_idx: has shape"):
         dispatched(buffer, problem, more)
 

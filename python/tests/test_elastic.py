@@ -134,6 +134,8 @@ def test_what_a_cached_dispatch_reads_is_kept(buffer, problem, monkeypatch):
     stats, inputs = torch.zeros_like(handle.num_unaligned_recv_tokens_per_expert), []
     on = buffer._comm.on
     monkeypatch.setattr(buffer._comm, "on", lambda event, used, *how: inputs.extend(used) or on(event, used, *how))
+    with pytest.raises(ValueError, match="^cumulative_local_expert_recv_stats: has shape"):
+        buffer.dispatch(problem.tokens, handle=handle, cumulative_local_expert_recv_stats=stats[1:])
     buffer.dispatch(problem.tokens, handle=handle, cumulative_local_expert_recv_stats=stats)
     assert any(each is handle.num_unaligned_recv_tokens_per_expert for each in inputs)
     assert torch.equal(stats, handle.num_unaligned_recv_tokens_per_expert)

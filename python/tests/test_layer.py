@@ -1,5 +1,7 @@
 """EPAll2AllLayer: order of rows, layout, results and gradients against dense torch."""
 
+import contextlib
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -214,3 +216,15 @@ def test_operators_of_a_mode_that_looks_on(layered, two_ranks):
     assert torch.equal(sums, ep.combine(want[0], want[2]))
     del have
     sums.sum().backward()
+
+
+def test_a_dispatch_mode_that_begins_between(layered):
+    """As where only the experts and the combine are checkpointed selectively."""
+    problem, ep = layered()
+
+    def step(mode):
+        rows, weights, layout = ep.dispatch(problem.tokens, problem.topk_idx, problem.weights)
+        with mode:
+            return ep.combine(rows * weights[:, None], layout)
+
+    assert torch.equal(step(BaseTorchDispatchMode()), step(contextlib.nullcontext()))

@@ -205,3 +205,20 @@ def test_what_makes_no_sense_is_refused(scaled):
     assert got.dtype == torch.float8_e4m3fn and not layout.scales.requires_grad
     _, _, layout = ep.dispatch(tokens, problem.topk_idx)
     assert layout.scales is None
+
+
+@torch.no_grad()
+def test_small_batches_of_all_sizes(scaled, world, device):
+    """In low latency; more sizes than handles, so that handles serve other sizes than before."""
+    most = 10 + 2 * world[1]
+    _, ep = scaled(latency_tokens=most, tokens=1)
+    for tokens in (*range(1, 11), 3, 9, 1):
+        problem = Problem(*world, device=device, tokens=tokens, hidden=_HIDDEN, dtype=torch.bfloat16)
+        rows, scales = quantised(problem.tokens, "fp8")
+        got, weights, layout = ep.dispatch(rows, problem.topk_idx, problem.weights, scales=scales)
+        assert len(got) == ep.latency_rows and torch.equal(weights, torch.ones_like(weights))
+        values = dequantised(got, layout.scales).to(torch.bfloat16).unflatten(0, (ep.num_experts_per_rank, -1))
+        for rows_of_expert, count in zip(values, layout.num_recv_tokens_per_expert.tolist()):
+            rows_of_expert[count:] = 0
+        sums = ep.combine(values.flatten(0, 1), layout)
+        problem.close(sums, dequantised(rows, scales) * problem.weights.sum(1, keepdim=True))

@@ -167,7 +167,8 @@ EP_TEST_HT(a_failure_is_told_once) {
     check_warnings("--fail-and-be-refused",
                    "ncclEpDispatch: inputs: must not be NULL when its count is not 0\n"
                    "ncclEpGroupDestroy: the group has failed: ncclEpDispatch (high throughput): "
-                   "outputs[TOKENS].sizes[0]: must hold all tokens that this rank receives (got 1, expected 2 or more)\n");
+                   "outputs[TOKENS].sizes[0]: must hold all tokens that this rank receives "
+                   "(got 1, expected 2 or more)\n");
 }
 
 static void check_variable(const Variable* variable) {

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from nccl_ep.arguments import integer
+from nccl_ep.arguments import integer, require_tensor
 from nccl_ep.deep_ep import high_throughput, low_latency
 from nccl_ep.deep_ep.events import EventHandle, EventOverlap
 from nccl_ep.deep_ep.layout import layout
@@ -111,6 +111,7 @@ class Buffer(Sharing):
         an event, for ids [T, K]. `dispatch` ignores all but the number of experts."""
         if integer("num_experts", num_experts, least=1) % self.group_size:
             raise ValueError(f"num_experts: {num_experts} is no multiple of {self.group_size} ranks")
+        topk_idx = checked_integers("topk_idx", topk_idx, ("T", "K"), self.shared.device)
         with self._comm.on(previous_event, [topk_idx], async_finish, local=True) as beside:
             result = layout(topk_idx, num_experts, self.group_size)
         return *result, self._comm.finish(beside, async_finish, result)
@@ -146,6 +147,7 @@ class Buffer(Sharing):
                                       "without a handle needs all three")
         high_throughput.aligned([], expert_alignment)
         worst = integer("num_worst_tokens", num_worst_tokens)
+        require_tensor("num_tokens_per_expert", num_tokens_per_expert)
         inputs = high_throughput.Given(tokens, scales, topk_idx, topk_weights)
         sms = Buffer.num_sms if config is None else config.num_sms
         row_bytes = high_throughput.row_bytes(tokens, scales, self.shared.device)

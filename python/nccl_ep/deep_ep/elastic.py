@@ -17,6 +17,7 @@ from nccl_ep.group import EpGroup
 from nccl_ep.handle import EpHandle
 from nccl_ep.runtime import HostCopy
 from nccl_ep.scales import ScalesOrder
+from nccl_ep.tensors import checked_output
 
 _Pair = tuple[torch.Tensor, torch.Tensor]
 _SMS = 24  # that high throughput takes if nobody says otherwise
@@ -153,6 +154,10 @@ class ElasticBuffer(Sharing):
             alignment = integer("expert_alignment", expert_alignment or 1, 1)
             plan = _Plan(do_expand, do_cpu_sync in (None, True), alignment, most, num_sms or _SMS)
             group, host = self._group(tokens, scales, topk_idx, num_experts, plan)
+        if cumulative_local_expert_recv_stats is not None:
+            of_group = group if handle is None else handle.routing.handle.group
+            checked_output("cumulative_local_expert_recv_stats", cumulative_local_expert_recv_stats,
+                           (of_group.num_local_experts,), of_group.device, torch.int32)
         used = [tokens, scales, topk_idx, topk_weights, cumulative_local_expert_recv_stats]
         if handle is not None:
             used.append(handle.num_unaligned_recv_tokens_per_expert)

@@ -92,6 +92,9 @@ def checked_tokens(x: torch.Tensor, topk_idx: torch.Tensor, most: int,
 def dispatch(pool: Pool, x: torch.Tensor, topk_idx: torch.Tensor, cast: CastName | None,
              stats: torch.Tensor | None, waits: torch.Tensor | None, timing: Timing) -> tuple[Any, ...]:
     """`Buffer.low_latency_dispatch`."""
+    if stats is not None:
+        experts = pool.group.num_local_experts
+        checked_output("cumulative_local_expert_recv_stats", stats, (experts,), pool.group.device, torch.int32)
     slot = LowLatencyHandle(pool, topk_idx)
     received: list[Any] = []
 

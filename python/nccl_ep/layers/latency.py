@@ -56,9 +56,9 @@ class Latency:
         ones, ids, weights = _copies(self._ones, ids, weights)
         slot = Slot(self._pool, ids, "layout_desc")
         try:
-            scales = None if scaling.scales is None else slot.padded(scaling.scales)
             with self._order:
                 slot.route(ids)
+                scales = None if scaling.scales is None else slot.padded(scaling.scales)
                 received = slot.handle.dispatch(slot.padded(input), scales=scales, cast=scaling.cast,
                                                  scales_order=scaling.order)
         except BaseException:

@@ -251,7 +251,7 @@ EP_TEST(views_of_a_captured_combine) {
     ep_release_captured(&captured);
 }
 
-// A receive phase runs late, on another stream. A dispatch of another handle waits for it where both have the same view.
+// A receive phase runs late, on another stream. A dispatch of another handle waits for it if both have the same view.
 EP_TEST(views_wait_for_late_receive_phases) {
     enum { kLateUs = 100000 };
     RefRun batches[kBatches];

@@ -28,8 +28,7 @@ def needs_gradient(tokens: torch.Tensor, weights: torch.Tensor | None,
 
 
 def without_gradients(method: _Method) -> _Method:
-    """`torch.no_grad` for a method, which costs nothing where gradients are off already. A compiler's graph breaks there.
-    """
+    """`torch.no_grad` for a method, at no cost where gradients are off already. A compiler's graph breaks there."""
     @functools.wraps(method)
     def call(*arguments: Any, **options: Any) -> Any:
         if torch.compiler.is_dynamo_compiling():

@@ -47,7 +47,7 @@ def scaled_rows(tokens: torch.Tensor, scales: torch.Tensor | None, cast: str | N
         if cast is not None:
             raise ValueError("cast: rows that have scales are forwarded as they are")
         return ScaledRows(tokens.dtype, scales.dtype, scales.shape[1], False)
-    if cast not in tuple(_CASTS):
+    if cast not in tuple(_CASTS):  # what is no text may have no hash
         raise ValueError(f"cast: must be one of {', '.join(_CASTS)}, not {cast!r}")
     made = _CASTS[cast]
     count = -(-tokens.shape[1] // made.elements)

@@ -178,6 +178,7 @@ def test_what_makes_no_sense_is_refused(scaled):
     tokens, (rows, scales) = problem.tokens, quantised(problem.tokens, "fp8")
     for input, arguments, text in (
             (tokens, dict(cast="int4"), "cast: must be one of fp8,"),
+            (tokens, dict(cast=["fp8"]), "cast: must be one of fp8,"),
             (tokens, dict(cast="fp8", scales=scales), "cast: rows that have scales"),
             (rows, dict(cast="fp8"), "input: has type torch.float8_e4m3fn, but a cast takes"),
             (rows, {}, "input: has type torch.float8_e4m3fn, expected torch.bfloat16"),

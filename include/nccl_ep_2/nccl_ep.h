@@ -88,7 +88,7 @@ typedef cudaError_t (*ncclEpFreeFn_t)(void *ptr, void *context);
 // (`ncclEpInitHandle` without `handle_mem`, `ncclEpCreateHandle`), at multiples of 16 bytes, as many pieces as there
 // are handles at a time. `ncclEpCreateHandle` and `ncclEpUpdateHandle` call `alloc_fn`. `ncclEpGroupDestroy`, unless
 // it fails, calls `free_fn` for all pieces. Both are called with the group's device current and, during a capture,
-// with the thread in relaxed mode; they must not call the library.
+// with the thread in relaxed mode; they must not call the library. The CPU stand-ins call neither.
 typedef struct ncclEpAllocConfig_t {
   // Allocates.
   ncclEpAllocFn_t alloc_fn;

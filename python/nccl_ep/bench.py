@@ -45,10 +45,14 @@ def run(settings: Settings, ranks: int | None, stand_ins: bool, file: str | None
     """Measures, prints the table and writes the file; 1 if rows came back wrong."""
     try:
         require_torch("python -m nccl_ep bench")
+        if file:
+            from nccl_ep.tuning.files import check_writable
+
+            check_writable(pathlib.Path(file))
         if ranks is None:
             ranks = (0 if stand_ins else testing.number_of_gpus()) or 2
         seen = testing.run(ranks, measure, settings, timeout=600, stand_ins=stand_ins)
-    except (ImportError, RuntimeError, ValueError) as error:
+    except (ImportError, OSError, RuntimeError, ValueError) as error:
         if isinstance(error.__cause__, testing.InRank):
             raise
         raise SystemExit(f"bench: {error}") from None

@@ -73,6 +73,9 @@ def _libraries() -> Iterator[str]:
     if not library.ep_available:
         yield f"!! {only_nccl(path)}"
         return
+    if not library.has("ncclEpGetVersion"):
+        yield f"!! {path}: another libnccl_ep, or an old one; NCCL_EP_LIBRARY chooses"
+        return
     number = library.ncclEpGetVersion()
     yield f"ok libnccl_ep {number // 10000}.{number // 100 % 100}.{number % 100}: {path}"
     stand_ins = hasattr(ctypes.CDLL(None), "ncclEpHostsimAbi")

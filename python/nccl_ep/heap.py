@@ -147,7 +147,8 @@ class PeerMemory:
 
     def reserve(self, size: int) -> None:
         """Makes the heap; collective."""
-        size = integer("size", size, 1, _MOST_BYTES)
+        # Whole pieces, so that nothing is left over.
+        size = -(-integer("size", size, 1, _MOST_BYTES - _ALIGN) // _ALIGN) * _ALIGN
         if self._heap is not None:
             raise RuntimeError("heap: the group has one already")
         self._heap = Heap(self._collective("ncclEpMemAlloc", size), size)

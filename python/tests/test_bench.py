@@ -81,6 +81,8 @@ def test_the_command_says_what_it_expects(monkeypatch, capsys, words, text):
     assert text in capsys.readouterr().err
 
 
-def test_where_it_cannot_start():
+def test_where_it_cannot_start(tmp_path):
+    with pytest.raises(SystemExit, match="bench: .*No such file or directory"):
+        bench.run(_SETTINGS, 1, stand_ins=True, file=str(tmp_path / "nowhere" / "times.json"))
     with pytest.raises(SystemExit, match="bench: ranks: must be 1 or more, not 0"):
         bench.run(_SETTINGS, 0, stand_ins=True, file=None)

@@ -9,6 +9,7 @@ import pytest
 
 from documents import ROOT
 from nccl_ep import __version__, doctor
+from nccl_ep.nccl_wrapper import NCCLLibrary
 
 
 def test_what_is_here(library, device):
@@ -37,6 +38,12 @@ def test_variables_that_are_wrong(monkeypatch, name, value, text):
 def test_a_library_that_is_not_there(monkeypatch):
     monkeypatch.setenv("NCCL_EP_LIBRARY", "/no/libnccl_ep.so")
     assert "!! no library: NCCL_EP_LIBRARY: there is no file /no/libnccl_ep.so" in doctor.report()
+
+
+def test_another_library(monkeypatch):
+    """Of its first generation, without what this one adds."""
+    monkeypatch.setattr(NCCLLibrary, "has", lambda library, name: name != "ncclEpGetVersion")
+    assert any(line.startswith("!!") and "another libnccl_ep" in line for line in doctor.report())
 
 
 def test_a_torch_that_cannot_be_imported(tmp_path, alone):

@@ -139,10 +139,11 @@ def test_refusals(group, world):
         ep.heap(0)
     with pytest.raises(TypeError, match="size: must be an integer"):
         ep.heap(1.5)
-    ep.heap(4096)
+    ep.heap(4000)
     with pytest.raises(RuntimeError, match="has one already"):
         ep.heap(4096)
     assert ep.empty(8).dtype == torch.bfloat16
+    assert len(ep.empty(2000)) == 2000  # all of it
     with pytest.raises(TypeError, match="dtype: must be a torch.dtype, not int 4"):
         ep.empty(4, 4)
     with pytest.raises(InvalidArgumentError, match="tensor: must be what ncclEpMemRegister took"):

@@ -135,11 +135,14 @@ def test_torchs_defaults_do_not_matter(shape, tmp_path, monkeypatch):
 
 def test_what_cannot_be_tuned(shape, tmp_path):
     nothing = dataclasses.replace(shape, max_tokens_per_rank=0)
+    many = dataclasses.replace(shape, top_k=shape.num_experts + 1)
     for arguments, text in (((shape, "mid"), "algorithms: must be 'll' or 'ht', not 'mid'"),
                             ((shape, ["ll", "l"]), "not 'l'"),
-                            ((nothing, "ll"), "max_tokens_per_rank: must be positive")):
+                            ((nothing, "ll"), "max_tokens_per_rank: must be positive"),
+                            ((many, "ll"), "top_k: must be at most num_experts"),
+                            ((shape, "ll", Rows(memory="symmetric")), "rows: none of them exists in ll")):
         with pytest.raises(ValueError, match=text):
-            nccl_ep.tune(tmp_path / "times.json", arguments[0], algorithms=arguments[1])
+            nccl_ep.tune(tmp_path / "times.json", arguments[0], algorithms=arguments[1], rows=arguments[2:] or Rows())
 
 
 @pytest.mark.parametrize("place", ["no/such/folder/times.json", "."])
@@ -239,7 +242,7 @@ def test_a_group_is_tuned_again(size, device, group, monkeypatch, algorithm, opt
     ep = group(num_experts=2 * size, hidden=128, dtype=torch.bfloat16, algorithm=algorithm,
                max_tokens_per_rank=3)
     if "memory" in options:
-        ep.heap(1 << 20)
+        ep.heap(2048 * size)  # two tensors of the rows, not three
     mine = Choice(blocks=1)
     ep.set_choice(f"{algorithm}_combine", mine)
     asked = []

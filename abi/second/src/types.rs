@@ -110,7 +110,7 @@ pub type ncclEpFreeFn_t = Option<unsafe extern "C" fn(ptr: *mut c_void, context:
 /// (`ncclEpInitHandle` without `handle_mem`, `ncclEpCreateHandle`), at multiples of 16 bytes, as many pieces as there
 /// are handles at a time. `ncclEpCreateHandle` and `ncclEpUpdateHandle` call `alloc_fn`. `ncclEpGroupDestroy`, unless
 /// it fails, calls `free_fn` for all pieces. Both are called with the group's device current and, during a capture,
-/// with the thread in relaxed mode; they must not call the library.
+/// with the thread in relaxed mode; they must not call the library. The CPU stand-ins call neither.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ncclEpAllocConfig_t {

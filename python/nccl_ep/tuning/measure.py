@@ -74,8 +74,9 @@ class Workload:
         return _time_on_gpu(operation, replays)
 
     def close(self) -> None:
-        """Frees the handle."""
+        """Frees the handle and the memory of rows, which the next workload may need."""
         self.handle.close()
+        del self.options, self.results
 
 
 def _time_on_gpu(operation: Callable[[], None], replays: int) -> float:

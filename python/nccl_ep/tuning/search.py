@@ -67,6 +67,8 @@ def tune(path: str | os.PathLike[str], shape: MoeShape, *,
     num_sms, repetitions = integer("num_sms", num_sms), integer("repetitions", repetitions, 1)
     if not isinstance(process_group, ncclComm_t):
         require_group("process_group", process_group)
+    if not any(each.exist_in(algorithm) for each in all_rows for algorithm in names):
+        raise ValueError(f"rows: none of them exists in {' or '.join(names)}")
     target = pathlib.Path(path)
     ranks = Ranks(process_group)
     _on_first(ranks, lambda: check_writable(target), path)
@@ -176,6 +178,8 @@ def _checked(algorithms: Algorithm | Sequence[Algorithm], shape: MoeShape) -> li
         value = integer(field, getattr(shape, field), least=-1)
         if value < 1:
             raise ValueError(f"{field}: must be positive, but is {value}")
+    if shape.top_k > shape.num_experts:
+        raise ValueError(f"top_k: must be at most num_experts ({shape.num_experts}), but is {shape.top_k}")
     require_dtype("dtype", shape.dtype, ROW_TYPES)
     return names
 

@@ -268,6 +268,8 @@ EP_TEST(views_wait_for_late_receive_phases) {
     usleep(kLateUs);
     ep_gate_open(&gate);
     EP_CHECK_CUDA(cudaStreamSynchronize(late));
+    batches[2].keeps_view = true;  // still what the dispatch left there?
+    ref_keep_view(&batches[2], env->stream);
     for (unsigned i = 1; i < kBatches; ++i) ref_check_dispatch(&batches[i]);
     EP_CHECK_CUDA(cudaStreamDestroy(late));
     ref_runs_close(batches, kBatches);

@@ -52,11 +52,7 @@ impl Checks {
 
     /// To be called after each operation, or part of one, that was enqueued on `stream`: later checks wait for it.
     pub(super) fn follow(&self, stream: Stream) {
-        let recorded = || {
-            let mut mark = self.device.new_mark()?;
-            Ok(mark.record(stream)?.then_some(mark))
-        };
-        match recorded() {
+        match self.mark(stream) {
             Ok(None) => {}
             mark => *self.last.lock() = mark,
         }
@@ -128,11 +124,14 @@ impl Checks {
         log::check(&format!("NCCL_EP_CHECK: rank {rank}, {call}: {text}"));
     }
 
-    fn wait_for(&self, stream: Stream) -> Result<StreamState> {
+    /// A mark behind the work on `stream`; `None` while that is captured.
+    fn mark(&self, stream: Stream) -> Result<Option<Box<dyn StreamMark>>> {
         let mut mark = self.device.new_mark()?;
-        if !mark.record(stream)? {
-            return Ok(StreamState::Captured);
-        }
+        Ok(mark.record(stream)?.then_some(mark))
+    }
+
+    fn wait_for(&self, stream: Stream) -> Result<StreamState> {
+        let Some(mark) = self.mark(stream)? else { return Ok(StreamState::Captured) };
         let last = mem::replace(&mut *self.last.lock(), Ok(None))?;
         let begin = Instant::now();
         while !mark.is_over()? || !last.as_ref().map_or(Ok(true), |it| it.is_over())? {

@@ -17,6 +17,7 @@ use crate::model::layout::Layout;
 use crate::model::ops::{LlDispatch, LlOp, Routing, STAGED_SLOTS, StagedSlot, Stream, ViewBank};
 use crate::model::tensor::DevPtr;
 use parking_lot::Mutex;
+use std::iter;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -104,15 +105,16 @@ impl HostLl {
         }
     }
 
-    /// The wait of `op`, enqueued now, for receive phases that use its memory.
+    /// What records the receive phases that use the memory of `op`.
+    fn received_with(&self, op: &LlOp) -> Vec<Arc<Received>> {
+        let in_views = is_in_view(op).then_some(&self.shared.received_in_views);
+        iter::once(&self.received).chain(in_views).cloned().collect()
+    }
+
+    /// The wait of `op`, enqueued now, for these.
     fn follow(&self, op: &LlOp) -> impl FnOnce() + Send + use<> {
-        let (own, in_views) = (self.received.follow(), is_in_view(op).then(|| self.shared.received_in_views.follow()));
-        move || {
-            own();
-            if let Some(follow) = in_views {
-                follow();
-            }
-        }
+        let follow: Vec<_> = self.received_with(op).iter().map(Received::follow).collect();
+        move || follow.into_iter().for_each(|follow| follow())
     }
 
     fn facts(&self) -> &GroupFacts {
@@ -151,8 +153,7 @@ impl LlBackend for HostLl {
     fn receive(&self, op: &LlOp, slot: StagedSlot, stream: Stream) -> Result<()> {
         // The phases are ordered on any streams, because the receive phase waits for this rank's own message.
         let (handle, op, fingerprint) = (self.clone(), *op, self.fingerprint(op, true));
-        let mut received = vec![Arc::clone(&self.received)];
-        received.extend(is_in_view(&op).then(|| Arc::clone(&self.shared.received_in_views)));
+        let received = self.received_with(&op);
         let ended = received.clone();
         let epoch = slot.of(&self.staged).load(Ordering::Relaxed);
         let receive = move || handle.receive_now(&op, &fingerprint, epoch);

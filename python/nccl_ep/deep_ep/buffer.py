@@ -111,9 +111,10 @@ class Buffer(Sharing):
         an event, for ids [T, K]. `dispatch` ignores all but the number of experts."""
         if integer("num_experts", num_experts, least=1) % self.group_size:
             raise ValueError(f"num_experts: {num_experts} is no multiple of {self.group_size} ranks")
-        topk_idx = checked_integers("topk_idx", topk_idx, ("T", "K"), self.shared.device)
+        require_tensor("topk_idx", topk_idx)
         with self._comm.on(previous_event, [topk_idx], async_finish, local=True) as beside:
-            result = layout(topk_idx, num_experts, self.group_size)
+            ids = checked_integers("topk_idx", topk_idx, ("T", "K"), self.shared.device)
+            result = layout(ids, num_experts, self.group_size)
         return *result, self._comm.finish(beside, async_finish, result)
 
     @without_gradients

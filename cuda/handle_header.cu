@@ -1,5 +1,6 @@
 // Writes or compares the header of a handle's block in a caller's memory. It is written after the kernel that fills the
-// block, and compared before each operation that uses the block, as the caller may have overwritten it.
+// block, and compared before each LL combine, as the caller may have overwritten it; HT operations compare it
+// themselves (ht/caller_block.cuh).
 //
 // Grid: one warp, one lane per word. If the header does not match, the group fails, and no later kernel uses the block.
 

@@ -162,7 +162,7 @@ __device__ inline void receive_offer(const HtCommon& common, const HtMapped& map
 // One thread begins: it loads what all threads need.
 __device__ inline void begin_offers(const HtCommon& common, const HtMapped& mapped, SharedOffers& offers) {
     offers.epoch = epoch_after(ld_relaxed_gpu(&mapped.state->epoch));
-    offers.failure = known_failure(common.wait);
+    offers.failure = known_failure(common);
     offers.total = common.handle.begins[common.peers.ranks];
     offers.is_mapped = mapped.object;
     offers.are_mapped = 1;

@@ -44,6 +44,7 @@
 #include "../base/row.cuh"
 #include "params/ht.h"
 #include "../peer/wait.cuh"
+#include "caller_block.cuh"
 
 namespace nccl_ep {
 
@@ -123,7 +124,7 @@ __device__ inline bool begin_operation(const HtCommon& common, const Scope& scop
         // All loads come before the first store, so that they are in flight together.
         const uint32_t total = scope.total(common);
         const uint32_t operation = ld_relaxed_gpu(&sequences->operations) + 1;
-        pairs.failure = known_failure(common.wait);
+        pairs.failure = scope.known_failure(common);
         pairs.total = total;
         pairs.operation = operation;
         pairs.is_last_block =

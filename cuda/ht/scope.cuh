@@ -17,6 +17,10 @@ struct AllRows {
     struct TokenLocation {};
 
     __device__ bool is_own() const { return true; }
+    // Whether the group has failed when the operation begins.
+    __device__ __forceinline__ uint32_t known_failure(const HtCommon& common) const {
+        return nccl_ep::known_failure(common);
+    }
     // The group ranks of the peers; NULL if these are the local indices.
     __device__ const uint32_t* ranks() const { return nullptr; }
     __device__ TokenLocation location(const HtCommon&, uint32_t) const { return {}; }
@@ -75,6 +79,9 @@ struct RowsOfStage {
     };
 
     __device__ bool is_own() const { return stage.is_own != 0; }
+    __device__ __forceinline__ uint32_t known_failure(const HtCommon& common) const {
+        return nccl_ep::known_failure(common.wait);
+    }
     __device__ const uint32_t* ranks() const { return stage.locals; }
     __device__ TokenLocation location(const HtCommon& common, uint32_t token) const {
         if (stage.origins == nullptr || token >= common.handle.tokens) {

@@ -49,7 +49,7 @@ const FILES: [File; 8] = [
         name: "common",
         base: None,
         sizes: sizes![common: FaultReport ScaleView ScaledRows WaitParams PeerTable RankOnNode MessageHeader
-            SelftestResult ReplayMarkParams HandleHeaderParams HandleIdsParams AddCountsParams
+            SelftestResult ReplayMarkParams HandleHeaderParams CallerBlock HandleIdsParams AddCountsParams
             PeerSelftestParams],
     },
     File {

@@ -189,7 +189,7 @@ pub fn block_bytes(facts: &GroupFacts, top_k: usize, form: HandleForm) -> Option
 /// The first word of every header: "nEpH".
 const MAGIC: u32 = 0x6e45_7048;
 /// To be changed with the sections or their meaning.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 pub const HEADER_WORDS: usize = 20;
 /// The number of leading words, by which an operation decides whether it can use a block; the rest is of the routing.
@@ -198,6 +198,8 @@ pub const COMPARED_WORDS: usize = 16;
 pub const NUMBER_WORD: usize = COMPARED_WORDS;
 /// HT: the index of the word with the number of rows that this rank receives, or why there is no routing.
 pub const ROWS_WORD: usize = NUMBER_WORD + 2;
+/// The index of the word with a hash of the compared ones, which kernels compare in their place.
+pub const HASH_WORD: usize = ROWS_WORD + 1;
 
 /// The index of the word with the layout of rows.
 const LAYOUT_WORD: usize = 3;
@@ -225,6 +227,14 @@ pub fn shown(word: u32, value: u32) -> String {
 /// `header` with another layout, which each LL dispatch chooses.
 pub fn with_layout(mut header: [u32; HEADER_WORDS], layout: Layout) -> [u32; HEADER_WORDS] {
     header[LAYOUT_WORD] = layout_number(layout);
+    with_hash(header)
+}
+
+/// `header` with the hash (FNV-1a, by words). It is not 0, as it would be in cleared memory.
+fn with_hash(mut header: [u32; HEADER_WORDS]) -> [u32; HEADER_WORDS] {
+    let compared = header.iter().take(COMPARED_WORDS);
+    let hash = compared.fold(0x811c_9dc5_u32, |hash, word| (hash ^ word).wrapping_mul(0x0100_0193));
+    header[HASH_WORD] = hash.max(1);
     header
 }
 
@@ -274,7 +284,7 @@ pub fn header(facts: &GroupFacts, routing: &Routing, number: u64) -> [u32; HEADE
         }
     });
     let [first, second, third, fourth, bytes] = sections;
-    [
+    with_hash([
         MAGIC,
         VERSION,
         facts.algorithm as u32,
@@ -295,7 +305,7 @@ pub fn header(facts: &GroupFacts, routing: &Routing, number: u64) -> [u32; HEADE
         (number >> u32::BITS) as u32,
         0,
         0,
-    ]
+    ])
 }
 
 #[cfg(test)]

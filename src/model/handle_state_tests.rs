@@ -50,10 +50,9 @@ fn headers_differ_where_blocks_do() {
     let facts = facts(Algorithm::HighThroughput, Some(16));
     let of = |facts: &GroupFacts, routing: &Routing| {
         let all = header(facts, routing, 7 << 32 | 9);
-        assert_eq!(&all[COMPARED_WORDS..], [9, 7, 0, 0]);
-        let mut compared = [0; COMPARED_WORDS];
-        compared.copy_from_slice(&all[..COMPARED_WORDS]);
-        compared
+        assert_eq!(&all[COMPARED_WORDS..HASH_WORD], [9, 7, 0]);
+        assert_eq!(all[HASH_WORD], header(facts, routing, 1)[HASH_WORD]);
+        all[HASH_WORD]
     };
     let mut seen = vec![of(&facts, &routing)];
     let others = [
@@ -66,8 +65,9 @@ fn headers_differ_where_blocks_do() {
     seen.extend(others.iter().map(|facts| of(facts, &routing)));
     seen.push(of(&facts, &Routing { tokens: 4, ..routing }));
     seen.push(of(&facts, &Routing { top_k: 7, ..routing }));
-    for (index, header) in seen.iter().enumerate() {
-        assert!(!seen[..index].contains(header), "{index}");
+    seen.push(with_layout(header(&facts, &routing, 0), Layout::RankMajor { ranks: 8, slots: 16 })[HASH_WORD]);
+    for (index, hash) in seen.iter().enumerate() {
+        assert!(!seen[..index].contains(hash), "{index}");
     }
     // The block does not depend on where the ids were.
     let elsewhere = Routing { ids: DevPtr(128), ..routing };

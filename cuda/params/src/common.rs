@@ -24,10 +24,12 @@ pub const ADD_COUNTS_THREADS: u32 = 256;
 pub const HANDLE_IDS_THREADS: u32 = 512;
 /// Words of the header of a handle's block.
 pub const HANDLE_HEADER_WORDS: usize = 20;
-/// The number of leading words of the header, which an operation compares.
-pub const HANDLE_HEADER_COMPARED: u32 = 16;
+/// The number of leading words of the header by which a block is the handle's.
+pub const HANDLE_HEADER_COMPARED: usize = 16;
 /// The index of the header's word with the number of rows.
 pub const HANDLE_HEADER_ROWS: usize = 18;
+/// The index of the header's word that differs if a compared word does.
+pub const HANDLE_HEADER_HASH: usize = 19;
 
 /// `SelftestResult::outcome`: the block did not finish.
 pub const SELFTEST_MISSING: u32 = 0;
@@ -310,6 +312,16 @@ pub struct HandleHeaderParams {
     pub writes: u32,
     /// When writing: the number of rows, or NULL.
     pub rows: *const u32,
+}
+
+/// The block of a handle's state, if it is in a caller's memory.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct CallerBlock {
+    /// The first word of the block, or NULL if the library has it: nothing is compared then.
+    pub header: *const u32,
+    /// What the header must have in its compared words, and as their hash.
+    pub words: [u32; HANDLE_HEADER_WORDS],
 }
 
 #[derive(Clone, Copy, Debug)]

@@ -2,7 +2,7 @@
 
 use core::ffi::c_void;
 
-use crate::common::{Fault, MAX_PEERS, PeerTable, ScaledRows, WaitParams};
+use crate::common::{CallerBlock, Fault, MAX_PEERS, PeerTable, ScaledRows, WaitParams};
 
 /// Most experts that a token can name in HT: one per lane of a warp.
 pub const HT_MAX_TOP_K: u32 = 32;
@@ -233,6 +233,7 @@ pub struct HtCommon {
     pub wait: WaitParams,
     pub layout: HtLayout,
     pub handle: HtHandleMemory,
+    pub caller_block: CallerBlock,
     pub sequences: *mut HtSequences,
     /// The shape of rows and of the grid.
     pub shape: HtShape,

@@ -7,18 +7,18 @@ use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::group_context::GroupContext;
 use crate::backend::cuda::kernels::{self, LaunchShape, to_u32};
 use crate::backend::cuda::params::common::{
-    ADD_COUNTS_THREADS, AddCountsParams, HANDLE_HEADER_COMPARED, HANDLE_HEADER_ROWS, HANDLE_HEADER_THREADS,
-    HANDLE_HEADER_WORDS, HANDLE_IDS_THREADS, HandleHeaderParams, HandleIdsParams, KernelOp,
+    ADD_COUNTS_THREADS, AddCountsParams, CallerBlock, HANDLE_HEADER_COMPARED, HANDLE_HEADER_HASH, HANDLE_HEADER_ROWS,
+    HANDLE_HEADER_THREADS, HANDLE_HEADER_WORDS, HANDLE_IDS_THREADS, HandleHeaderParams, HandleIdsParams, KernelOp,
 };
 use crate::error::Result;
-use crate::model::handle_state::{COMPARED_WORDS, HEADER_WORDS, ROWS_WORD, with_layout};
+use crate::model::handle_state::{COMPARED_WORDS, HASH_WORD, HEADER_WORDS, ROWS_WORD, with_layout};
 use crate::model::layout::Layout;
 use crate::model::ops::{IntWidth, Numbers, Stream};
 use crate::model::tensor::DevPtr;
 use std::ptr::null;
 
 const _: () = assert!(HANDLE_HEADER_WORDS == HEADER_WORDS && HANDLE_HEADER_ROWS == ROWS_WORD);
-const _: () = assert!(HANDLE_HEADER_COMPARED as usize == COMPARED_WORDS);
+const _: () = assert!(HANDLE_HEADER_COMPARED == COMPARED_WORDS && HANDLE_HEADER_HASH == HASH_WORD);
 
 /// The header of a handle's block in a caller's memory.
 pub(super) struct CallerHeader {
@@ -37,7 +37,12 @@ impl CallerHeader {
         Self::new(self.block, with_layout(self.words, layout))
     }
 
-    /// Enqueues a check before operation `op`: if the block begins with anything else, the group fails.
+    /// What an HT operation compares.
+    pub(super) fn block(&self) -> CallerBlock {
+        CallerBlock { header: self.block.0 as *const u32, words: self.words }
+    }
+
+    /// LL: enqueues a check before operation `op`: if the block begins with anything else, the group fails.
     pub(super) fn compare(&self, context: &GroupContext, op: KernelOp, at: &StreamScope) -> Result<()> {
         self.launch(context, self.params(context, op), at)
     }
@@ -69,6 +74,9 @@ impl CallerHeader {
         context.module.launch(kernels::handle_header(), shape, &params, at)
     }
 }
+
+/// A block in the library's memory, of which nothing is compared.
+pub(super) const LIBRARY_BLOCK: CallerBlock = CallerBlock { header: null(), words: [0; HANDLE_HEADER_WORDS] };
 
 /// Enough blocks to saturate memory with loads.
 const MOST_BLOCKS: usize = 64;

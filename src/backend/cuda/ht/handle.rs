@@ -1,7 +1,7 @@
 //! An HT handle on one node: kernel parameters and launches of its operations.
 
 use crate::backend::cuda::agreement::disagreement;
-use crate::backend::cuda::auxiliary::CallerHeader;
+use crate::backend::cuda::auxiliary::{CallerHeader, LIBRARY_BLOCK};
 use crate::backend::cuda::driver;
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory, HostPage};
 use crate::backend::cuda::driver::stream::StreamScope;
@@ -12,7 +12,7 @@ use crate::backend::cuda::ht::shared::{
     HtShared, Inputs, Outputs, combine_params, dispatch_params, scaled_rows_of_caller,
 };
 use crate::backend::cuda::kernels::{self, Kernel, LaunchShape, to_u32};
-use crate::backend::cuda::params::common::KernelOp;
+use crate::backend::cuda::params::common::{CallerBlock, KernelOp};
 use crate::backend::cuda::params::ht::{
     HT_DISAGREED, HtCount, HtDispatchParams, HtEntry, HtHandleMemory, HtReport, HtScaledDispatchParams,
 };
@@ -111,11 +111,14 @@ impl CudaHt {
         Ok(block_at(self.block, &self.sections, tokens, self.top_k))
     }
 
-    /// Enqueues `kernel` for operation `op`, then what `after` does. If the block is in a caller's memory, a check of
-    /// its header comes first.
+    /// What an operation compares of the block.
+    fn caller_block(&self) -> CallerBlock {
+        self.header.as_ref().map_or(LIBRARY_BLOCK, CallerHeader::block)
+    }
+
+    /// Enqueues `kernel`, then what `after` does.
     pub fn enqueue<P>(
         &self,
-        op: KernelOp,
         kernel: Kernel<P>,
         shape: LaunchShape,
         params: &P,
@@ -127,12 +130,8 @@ impl CudaHt {
             memory.use_at(at);
         }
         let turn = group.order.begin(at)?;
-        let compared = match &self.header {
-            Some(header) => header.compare(&group.context, op, at),
-            None => Ok(()),
-        };
-        let launch = || group.context.module.launch(kernel, shape, params, at);
-        turn.end_after(compared.and_then(|()| launch()).and_then(|()| after()))
+        let launched = group.context.module.launch(kernel, shape, params, at);
+        turn.end_after(launched.and_then(|()| after()))
     }
 
     // Not inlined, for the same reason as `dispatch_scaled`.
@@ -145,17 +144,17 @@ impl CudaHt {
         at: &StreamScope,
         after: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
-        let (kind, shape) = (KernelOp::HtDispatch, launch.launch);
+        let shape = launch.launch;
         let Some(scaled) = &op.scaled else {
             let params = HtZonesDispatchParams { rows, zones };
             let kernel = kernels::ht_dispatch_zones();
-            return self.enqueue(kind, kernel, shape, &params, at, after);
+            return self.enqueue(kernel, shape, &params, at, after);
         };
         let scaled = scaled_rows_of_caller(op.row, scaled, launch)?;
         let rows = HtScaledDispatchParams { rows, scaled };
         let params = HtZonesScaledDispatchParams { rows, zones };
         let kernel = kernels::ht_dispatch_zones_scaled();
-        self.enqueue(kind, kernel, shape, &params, at, after)
+        self.enqueue(kernel, shape, &params, at, after)
     }
 
     // Not inlined, so that rows without scales do not carry these parameters.
@@ -173,8 +172,7 @@ impl CudaHt {
             Some(_) => kernels::ht_dispatch_cast(),
             None => kernels::ht_dispatch_scaled(),
         };
-        let (op, shape) = (KernelOp::HtDispatch, launch.launch);
-        self.enqueue(op, kernel, shape, &params, at, after)
+        self.enqueue(kernel, launch.launch, &params, at, after)
     }
 }
 
@@ -186,7 +184,7 @@ impl HtBackend for CudaHt {
         let launch = group.plan.launch(op.into(), &op.into(), grids, requested)?;
         let memory = self.handle_memory()?;
         let at = &group.enter(stream)?;
-        let common = group.common(KernelOp::HtDispatch, &launch, self.number(), memory);
+        let common = group.common(KernelOp::HtDispatch, &launch, self.number(), memory, self.caller_block());
         let params = dispatch_params(op, common, &Inputs::of(op, &self.routing));
         let zones = self.zones()?;
         let after = || {
@@ -203,7 +201,7 @@ impl HtBackend for CudaHt {
         match &op.scaled {
             None => {
                 let (kernel, shape) = (kernels::ht_dispatch(), launch.launch);
-                self.enqueue(KernelOp::HtDispatch, kernel, shape, &params, at, after)
+                self.enqueue(kernel, shape, &params, at, after)
             }
             Some(scaled) => self.dispatch_scaled((op.row, scaled), params, &launch, at, after),
         }
@@ -216,20 +214,20 @@ impl HtBackend for CudaHt {
         let launch = group.plan.launch(op.into(), &op.row.into(), grids, requested)?;
         let memory = self.handle_memory()?;
         let at = &group.enter(stream)?;
-        let common = group.common(KernelOp::HtCombine, &launch, self.number(), memory);
+        let common = group.common(KernelOp::HtCombine, &launch, self.number(), memory, self.caller_block());
         let params = combine_params(op, common, &Outputs::of(op));
         let after = || kept::order_gradients(group, op, &self.routing, at);
-        let (kind, shape) = (KernelOp::HtCombine, launch.launch);
+        let shape = launch.launch;
         if let Some(zones) = self.zones()? {
             let params = HtZonesCombineParams { rows: params, zones };
             let kernel = kernels::ht_combine_zones(op.row.dtype)?;
-            return self.enqueue(kind, kernel, shape, &params, at, after);
+            return self.enqueue(kernel, shape, &params, at, after);
         }
         if self.makes_offers() {
             return self.combine_with_offers(op, params, &launch, at, after);
         }
         let kernel = kernels::ht_combine(op.row.dtype)?;
-        self.enqueue(kind, kernel, shape, &params, at, after)
+        self.enqueue(kernel, shape, &params, at, after)
     }
 
     fn add_counts(&self, totals: DevPtr, stream: Stream) -> Result<()> {

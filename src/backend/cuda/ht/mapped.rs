@@ -7,7 +7,6 @@ use crate::backend::cuda::ht::handle::CudaHt;
 use crate::backend::cuda::ht::plan::HtLaunch;
 use crate::backend::cuda::ht::shared::{HtShared, scaled_rows_of_caller};
 use crate::backend::cuda::kernels::{self, LaunchShape, to_u32};
-use crate::backend::cuda::params::common::KernelOp;
 use crate::backend::cuda::params::ht::{HtCombineParams, HtDispatchParams, HtScaledDispatchParams};
 use crate::backend::cuda::params::ht_mapped::{
     HT_MAPPED_SHARED_BYTES, HT_MAPPED_STAGES, HT_MAPPED_WARPS, HT_MAX_OBJECTS, HT_OFFER_MAPPED, HT_OFFER_THREADS,
@@ -219,25 +218,25 @@ impl CudaHt {
         at: &StreamScope,
         after: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
-        let (group, name) = (&*self.group, KernelOp::HtDispatch);
+        let group = &*self.group;
         let offer = Offer::of_dispatch(group, op, launch);
         let staging = OfferStaging::of_dispatch(group.plan.facts.ranks, op.row.bytes(), launch)?;
         let mapped = mapped(group, &offer, launch, &staging)?;
         let shape = staging.launch(launch.launch)?;
         let Some(given) = &op.scaled else {
             let kernel = kernels::ht_dispatch_direct();
-            return self.enqueue(name, kernel, shape, &HtDirectParams { rows, mapped }, at, after);
+            return self.enqueue(kernel, shape, &HtDirectParams { rows, mapped }, at, after);
         };
         let common = rows.common;
         let scaled = scaled_rows_of_caller(op.row, given, launch)?;
         let rows = HtScaledDispatchParams { rows, scaled };
         if given.cast().is_none() {
             let params = HtScaledDirectParams { rows, mapped };
-            return self.enqueue(name, kernels::ht_dispatch_direct_scaled(), shape, &params, at, after);
+            return self.enqueue(kernels::ht_dispatch_direct_scaled(), shape, &params, at, after);
         }
         let one_block = LaunchShape::new(1, HT_OFFER_THREADS);
         let params = HtOfferParams { common, mapped };
-        self.enqueue(name, kernels::ht_offer(), one_block, &params, at, || {
+        self.enqueue(kernels::ht_offer(), one_block, &params, at, || {
             let (kernel, shape) = (kernels::ht_dispatch_cast(), launch.launch);
             (group.context.module).launch(kernel, shape, &rows, at)?;
             after()
@@ -262,7 +261,7 @@ impl CudaHt {
         let mapped = mapped(group, &offer, launch, &staging)?;
         let shape = staging.launch(launch.launch)?;
         let kernel = kernels::ht_combine_pull(op.row.dtype)?;
-        self.enqueue(KernelOp::HtCombine, kernel, shape, &HtPullParams { rows, mapped }, at, after)
+        self.enqueue(kernel, shape, &HtPullParams { rows, mapped }, at, after)
     }
 }
 

@@ -12,7 +12,7 @@ use crate::backend::cuda::ht::grid::DeviceLimits;
 use crate::backend::cuda::ht::plan::{HandleGrids, HtLaunch, HtPlan};
 use crate::backend::cuda::kernels::{Line, to_u32};
 use crate::backend::cuda::order::Order;
-use crate::backend::cuda::params::common::{Fault, KernelOp, ScaledRows, Scales};
+use crate::backend::cuda::params::common::{CallerBlock, Fault, KernelOp, ScaledRows, Scales};
 use crate::backend::cuda::params::ht::{
     HtCast, HtCombineParams, HtCommon, HtDispatchParams, HtHandleMemory, HtLayout, HtScaledRows, HtSequences, HtShape,
 };
@@ -111,12 +111,20 @@ impl HtShared {
     /// The common parameters of kernel `op`, on handle number `number` with the memory `handle`.
     // Inlined, so that the parameters, nearly a kilobyte, are written in place.
     #[inline]
-    pub fn common(&self, op: KernelOp, launch: &HtLaunch, number: u32, handle: HtHandleMemory) -> HtCommon {
+    pub fn common(
+        &self,
+        op: KernelOp,
+        launch: &HtLaunch,
+        number: u32,
+        handle: HtHandleMemory,
+        caller_block: CallerBlock,
+    ) -> HtCommon {
         HtCommon {
             peers: *self.context.peers(),
             wait: self.context.wait(op),
             layout: self.layout,
             handle,
+            caller_block,
             sequences: self.sequences(),
             shape: HtShape { fingerprint: Self::fingerprint(launch, number), ..launch.shape },
         }

@@ -1,6 +1,7 @@
 //! Kernel parameters of a stage of an operation, and the streams on which its kernels and messages are enqueued.
 
 use crate::backend::Faults as _;
+use crate::backend::cuda::auxiliary::LIBRARY_BLOCK;
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::ht::nodes::handle::NodesHt;
 use crate::backend::cuda::ht::nodes::messages::Bank;
@@ -192,7 +193,7 @@ impl<'a> Handle<'a> {
             tokens: to_u32(tokens.count)?,
             top_k: self.device.top_k,
         };
-        Ok(self.group.common(op, launch, self.epoch, memory))
+        Ok(self.group.common(op, launch, self.epoch, memory, LIBRARY_BLOCK))
     }
 }
 

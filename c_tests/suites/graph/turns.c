@@ -1,7 +1,27 @@
 // Staged operations of one group, captured and not, which take turns in its two slots.
+#define _DEFAULT_SOURCE  // usleep
+#include <unistd.h>
+
 #include "suites/graph/pairs.h"
 
-enum { kReplays = 3 };
+enum { kReplays = 3, kLateMicroseconds = 30000 };
+
+enum { kCaptured, kNext, kStreams };
+
+// Both phases.
+static void dispatch_staged(RefRun* run, cudaStream_t stream) {
+    EP_CHECK_NCCL(ref_launch_dispatch(run, kRefStaged, stream));
+    EP_CHECK_NCCL(ncclEpComplete(run->handle, NULL, stream));
+}
+
+// Of a capture whose graph nobody launches.
+static void forget_capture(cudaStream_t stream) {
+    cudaGraph_t graph = NULL;
+    // Over several nodes an error if a phase is missing: the background's part of the operation has not come back.
+    (void)cudaStreamEndCapture(stream, &graph);
+    (void)cudaGetLastError();
+    if (graph != NULL) EP_CHECK_CUDA(cudaGraphDestroy(graph));
+}
 
 // A staged operation is captured while an uncaptured one waits for its completion: the captured one
 // gets the other slot, so the graph runs beside it.
@@ -12,8 +32,7 @@ EP_TEST(captured_beside_a_staged_one) {
     ref_prepare_dispatch(pending);
     EP_CHECK_NCCL(ref_launch_dispatch(pending, kRefStaged, env->stream));
     const bool captures = ep_begin_capture(env->stream);
-    EP_CHECK_NCCL(ref_launch_dispatch(run, kRefStaged, env->stream));
-    EP_CHECK_NCCL(ncclEpComplete(run->handle, NULL, env->stream));
+    dispatch_staged(run, env->stream);
     if (captures) {
         cudaGraphExec_t graph = ep_instantiate(ep_end_capture(env->stream));
         for (int i = 0; i < kReplays; ++i) EP_CHECK_CUDA(cudaGraphLaunch(graph, env->stream));
@@ -34,18 +53,78 @@ EP_TEST(a_send_that_never_ran) {
     ref_prepare_dispatch(lost);
     if (ep_begin_capture(env->stream)) {
         EP_CHECK_NCCL(ref_launch_dispatch(lost, kRefStaged, env->stream));
-        cudaGraph_t graph = NULL;
-        // Over several nodes an error: the background's part of the operation has not come back.
-        (void)cudaStreamEndCapture(env->stream, &graph);
-        (void)cudaGetLastError();
-        if (graph != NULL) EP_CHECK_CUDA(cudaGraphDestroy(graph));
+        forget_capture(env->stream);
         EP_CHECK_NCCL(ep_handle_destroy(&lost->handle));
     }
     for (int i = 0; i < 4; ++i) {  // each slot twice
         ref_prepare_dispatch(run);
-        EP_CHECK_NCCL(ref_launch_dispatch(run, kRefStaged, env->stream));
-        EP_CHECK_NCCL(ncclEpComplete(run->handle, NULL, env->stream));
+        dispatch_staged(run, env->stream);
         ref_check_dispatch(run);
     }
+    pair_close(&pair);
+}
+
+// A dispatch whose receive phase is held up on another stream, until the gate opens.
+static void dispatch_late(RefRun* run, EpGate* gate, cudaStream_t late) {
+    ref_prepare_dispatch(run);
+    EP_CHECK_NCCL(ref_launch_dispatch(run, kRefStaged, run->env->stream));
+    EP_CHECK_CUDA(cudaStreamSynchronize(run->env->stream));
+    ep_gate_close(gate, late);
+    EP_CHECK_NCCL(ncclEpComplete(run->handle, NULL, late));
+}
+
+static void open_late(EpGate* gate) {
+    usleep(kLateMicroseconds);
+    ep_gate_open(gate);
+    EP_CHECK_CUDA(cudaDeviceSynchronize());
+}
+
+// The handle's next operation waits for the late receive phase, although a later one was captured.
+EP_TEST(a_receive_phase_that_is_late_beside_a_capture) {
+    Pair pair = pair_open(env, false);
+    RefRun* run = &pair.runs[0];
+    cudaStream_t streams[kStreams];
+    ep_open_streams(streams, kStreams);
+    EpGate gate;
+    dispatch_late(run, &gate, pair.aside);
+    if (ep_begin_capture(streams[kCaptured])) {
+        dispatch_staged(run, streams[kCaptured]);
+        forget_capture(streams[kCaptured]);
+    }
+    ref_run_change(run, kRefReplace);
+    EP_CHECK_NCCL(ref_launch_dispatch(run, kRefWhole, streams[kNext]));
+    open_late(&gate);
+    ref_combine(run);
+    ep_close_streams(streams, kStreams);
+    pair_close(&pair);
+}
+
+// A send that never ran is received before its slot's next operation, but after the slot's receive phase that is late.
+EP_TEST(a_receive_phase_that_is_late_beside_a_send_that_never_ran) {
+    Pair pair = pair_open(env, false);
+    RefRun *late = &pair.runs[0], *run = &pair.runs[1];
+    RefRun lost = pair_open_run(&pair, 77);
+    ref_prepare_dispatch(&lost);
+    ref_prepare_dispatch(run);
+    cudaStream_t streams[kStreams];
+    ep_open_streams(streams, kStreams);
+    EpGate gate;
+    dispatch_late(late, &gate, pair.aside);
+    if (ep_begin_capture(streams[kCaptured])) {
+        dispatch_staged(run, streams[kCaptured]);
+        EP_CHECK_NCCL(ref_launch_dispatch(&lost, kRefStaged, streams[kCaptured]));
+        forget_capture(streams[kCaptured]);
+    }
+    EP_CHECK_NCCL(ep_handle_destroy(&lost.handle));
+    dispatch_staged(run, env->stream);
+    EP_CHECK_CUDA(cudaStreamSynchronize(env->stream));
+    EP_CHECK_NCCL(ref_launch_dispatch(run, kRefStaged, streams[kNext]));  // in the slot of both
+    open_late(&gate);
+    EP_CHECK_NCCL(ncclEpComplete(run->handle, NULL, streams[kNext]));
+    EP_CHECK_CUDA(cudaStreamSynchronize(streams[kNext]));
+    ref_check_dispatch(run);
+    ref_check_dispatch(late);
+    ref_run_close(&lost);
+    ep_close_streams(streams, kStreams);
     pair_close(&pair);
 }

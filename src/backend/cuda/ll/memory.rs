@@ -1,7 +1,9 @@
 //! The memory of LL handles, and of views: rank-major rows that the caller reads where they arrive
 //! (`cuda/ll/view.cuh`), or from a copy.
 
+use crate::backend::cuda::driver::event::MOST_CAPTURES;
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
+use crate::backend::cuda::driver::stream::Capture;
 use crate::backend::cuda::group_context::{GroupContext, peer_table};
 use crate::backend::cuda::ll::launch::FewRows;
 use crate::backend::cuda::ll::plan::LlPlan;
@@ -16,6 +18,7 @@ use crate::model::ops::{HandleForm, LlDispatch, Routing, StagedSlot, ViewBank};
 use crate::model::scales::WireRow;
 use crate::model::tensor::DevPtr;
 use once_cell::sync::OnceCell;
+use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -29,8 +32,8 @@ pub struct HandleMemory {
     form: HandleForm,
     /// `None` on one node.
     handshake: Option<Handshake>,
-    /// See [`Self::receiver`]: 1 + the slot's index, or 0 for none.
-    receiver: AtomicUsize,
+    /// The receive phases that used this memory last, outside graphs and within each capture.
+    pub receivers: Receivers,
 }
 
 impl HandleMemory {
@@ -62,7 +65,7 @@ impl HandleMemory {
             top_k,
             form,
             handshake: None,
-            receiver: AtomicUsize::new(0),
+            receivers: Receivers::default(),
         }
     }
 
@@ -91,17 +94,42 @@ impl HandleMemory {
             tokens_of: at(self.sections.tokens_of) as *mut u32,
         }
     }
+}
 
-    /// The slot of the receive phase that used this memory last; `None` if a later operation has used it. The next
-    /// operation must wait for that phase, as receive phases are not in the group's order.
-    pub fn receiver(&self) -> Option<StagedSlot> {
-        let slot = self.receiver.load(Ordering::Acquire).checked_sub(1)?;
-        StagedSlot::ALL.get(slot).copied()
+/// The slots of receive phases that used a handle's memory last, outside graphs and within captures: those of one
+/// cannot wait for those of another. The next operation must wait for the phase, as receive phases are not in the
+/// group's order.
+#[derive(Default)]
+pub struct Receivers {
+    /// 1 + the slot's index, or 0 for none.
+    outside: AtomicUsize,
+    captured: Mutex<Vec<(Capture, StagedSlot)>>,
+}
+
+impl Receivers {
+    /// The last phase's slot, as `capture` sees it; `None` if a later operation has used the memory.
+    pub fn last(&self, capture: Option<Capture>) -> Option<StagedSlot> {
+        let Some(capture) = capture else {
+            let slot = self.outside.load(Ordering::Acquire).checked_sub(1)?;
+            return StagedSlot::ALL.get(slot).copied();
+        };
+        let captured = self.captured.lock();
+        captured.iter().find(|(of, _)| *of == capture).map(|(_, slot)| *slot)
     }
 
-    /// Sets [`Self::receiver`]; `None` once a later operation is enqueued.
-    pub fn set_receiver(&self, slot: Option<StagedSlot>) {
-        self.receiver.store(slot.map_or(0, |slot| 1 + slot.index()), Ordering::Release);
+    /// Sets [`Self::last`]; `None` once a later operation is enqueued.
+    pub fn set(&self, capture: Option<Capture>, slot: Option<StagedSlot>) {
+        let Some(capture) = capture else {
+            self.outside.store(slot.map_or(0, |slot| 1 + slot.index()), Ordering::Release);
+            return;
+        };
+        let mut captured = self.captured.lock();
+        captured.retain(|(of, _)| *of != capture);
+        // Of more captures the group's order refuses the older ones.
+        if captured.len() == MOST_CAPTURES {
+            captured.remove(0);
+        }
+        captured.extend(slot.map(|slot| (capture, slot)));
     }
 }
 

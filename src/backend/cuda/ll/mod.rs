@@ -177,7 +177,7 @@ impl InGroup {
         if is_shared {
             return Ok(false);
         }
-        match self.handle.memory.receiver() {
+        match self.handle.memory.receivers.last(at.capture) {
             None => Ok(false),
             Some(slot) => self.group.staged.follow(slot, at),
         }
@@ -228,7 +228,7 @@ impl LlBackend for CudaLl {
         };
         turn.end_after(launched.and_then(|()| this.count(op, at)))?;
         if follows {
-            this.handle.memory.set_receiver(None);
+            this.handle.memory.receivers.set(at.capture, None);
         }
         Ok(())
     }
@@ -248,7 +248,7 @@ impl LlBackend for CudaLl {
             Some(network) => network.send(op, at, turn, |after| phase.end(after))?,
         }
         if follows {
-            this.handle.memory.set_receiver(None);
+            this.handle.memory.receivers.set(at.capture, None);
         }
         Ok(())
     }
@@ -260,7 +260,7 @@ impl LlBackend for CudaLl {
         this.receive(op, LaunchPart::receive(slot, true), at)?;
         let counted = this.count(op, at);
         phase.end()?;
-        this.handle.memory.set_receiver(Some(slot));
+        this.handle.memory.receivers.set(at.capture, Some(slot));
         counted
     }
 
@@ -268,7 +268,7 @@ impl LlBackend for CudaLl {
         let (this, op) = (Arc::clone(&self.0), *op);
         let discard = move |at: &StreamScope| {
             this.receive(&op, LaunchPart::receive(slot, false), at)?;
-            this.handle.memory.set_receiver(Some(slot));
+            this.handle.memory.receivers.set(at.capture, Some(slot));
             Ok(())
         };
         self.0.group.staged.abandon(slot, Box::new(discard));

@@ -47,13 +47,12 @@ impl Slot {
 
     /// Makes `at` wait for the slot's last receive phase; if the operation was abandoned, enqueues that phase first.
     fn follow_last(&mut self, at: &StreamScope) -> Result<()> {
-        let Some(discard) = &self.abandoned else {
-            return self.received.make_wait(at).map(drop);
-        };
-        if at.is_captured() {
+        if self.abandoned.is_some() && at.is_captured() {
             // Each launch of the graph would receive again, into memory that belongs to another handle by then.
             return Err(Error::usage(Subject::Stream, InSequence::NoCaptureWhileGivenUp));
         }
+        self.received.make_wait(at)?;
+        let Some(discard) = &self.abandoned else { return Ok(()) };
         self.sent.make_wait(at)?;
         discard(at)?;
         self.received.record(at)?;

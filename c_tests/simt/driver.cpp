@@ -35,6 +35,8 @@ __attribute__((constructor)) void AllowGraphs() { ncclEpHostsimAllowGraphs(); }
 
 constexpr uint64_t kMultiprocessors = 2;
 constexpr int kGreatestPriority = -5;
+// Ten times the compute capability that the kernels are compiled for.
+constexpr int kCodeVersion = 90;
 
 using simt::Result;
 
@@ -345,9 +347,9 @@ CUresult cuModuleGetFunction(CUfunction* function, CUmodule module, const char* 
 }
 
 CUresult cuFuncGetAttribute(int* value, CUfunction_attribute attribute, CUfunction) {
-    if (attribute != CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK) return CUDA_ERROR_INVALID_VALUE;
-    *value = simt::kMaxThreads;
-    return CUDA_SUCCESS;
+    if (attribute == CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK) return *value = simt::kMaxThreads, CUDA_SUCCESS;
+    if (attribute == CU_FUNC_ATTRIBUTE_PTX_VERSION) return *value = kCodeVersion, CUDA_SUCCESS;
+    return CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult cuFuncSetAttribute(CUfunction function, CUfunction_attribute attribute, int value) {

@@ -129,11 +129,12 @@ impl Prepared {
             Plan::Ht(_) => ht::fingerprint::of_report,
         };
         let layout = WindowLayout::new(ranks, plan.bytes());
-        let all = driver::multiprocessors()?;
+        let (module, all) = (Module::load(context)?, driver::multiprocessors()?);
+        let programmatic = choices.programmatic && view.others() == 0 && module.launches_early()?;
         let windows = GroupWindows::new(memory, layout.bytes, view.others() > 0 && ranks > 1)?;
         plan.initialise(memory, windows.operations.window.base().0 + layout.operations)?;
         Ok(Self {
-            module: Module::load(context)?,
+            module,
             plan,
             layout,
             record: windows.record()?,
@@ -145,7 +146,7 @@ impl Prepared {
                     0 => all,
                     _ => blocks_beside_network(all),
                 },
-                programmatic: choices.programmatic && view.others() == 0 && driver::launches_early()?,
+                programmatic,
             },
             faults: Arc::new(FaultPage::new(context, Arc::clone(view), choices.timeout, of_mode, facts.tensor_rows)?),
         })

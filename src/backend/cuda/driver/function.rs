@@ -43,6 +43,15 @@ fn most_threads(function: FunctionHandle) -> Result<u32> {
     u32::try_from(threads).map_err(|_| Error::internal(format!("blocks of {threads} threads")))
 }
 
+/// The compute capability, times ten, that the code of `function` is for; a newer device may run it.
+pub fn compute_capability(function: FunctionHandle) -> Result<c_int> {
+    let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_PTX_VERSION;
+    let mut version = 0;
+    // SAFETY: writes one number; the function is loaded.
+    unsafe { call!(cuFuncGetAttribute(&mut version, attribute, function.0 as sys::CUfunction))? };
+    Ok(version)
+}
+
 /// Lets blocks of `function` have up to `bytes` of dynamic shared memory.
 pub fn allow_shared_bytes(function: FunctionHandle, bytes: u32) -> Result<()> {
     let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;

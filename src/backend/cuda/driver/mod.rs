@@ -55,11 +55,6 @@ pub fn most_shared_bytes() -> Result<u32> {
     device_number(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
 }
 
-/// Whether the current context's device supports programmatic dependent launch.
-pub fn launches_early() -> Result<bool> {
-    Ok(device_number(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)? >= 9)
-}
-
 /// A stream that is not ordered with the legacy default stream; to be destroyed once. It has the greatest priority, as
 /// work between nodes would begin 5 ms late behind waiting blocks of a caller's matrix product
 /// (`docs/development/host-time.md`).

@@ -3,6 +3,7 @@
 
 use crate::backend::cuda::driver::api::{check, functions, raw_stream};
 use crate::backend::cuda::driver::context::Context;
+use crate::backend::cuda::driver::function::compute_capability;
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::kernels::{FunctionHandle, Functions, Kernel, LaunchShape, Line};
 use crate::error::{Error, Result};
@@ -21,6 +22,13 @@ pub struct Module {
 impl Module {
     pub fn load(context: &Arc<Context>) -> Result<Self> {
         Ok(Self { context: Arc::clone(context), functions: context.resources()?.functions()? })
+    }
+
+    /// Whether kernels may be launched early: their code waits for the kernel before, as code for devices before Hopper
+    /// does not, whatever device it runs on.
+    pub fn launches_early(&self) -> Result<bool> {
+        let any = self.functions_of(Line::peer_selftest).first();
+        any.map_or(Ok(false), |function| Ok(compute_capability(*function)? >= 90))
     }
 
     /// Enters the context for work on `stream`, until the result is dropped.

@@ -65,6 +65,7 @@ EP_TEST(a_group_ends_beside_a_capture) {
     ref_dispatch(&ending.runs[0]);
     ref_dispatch(&busy.runs[0]);
     ref_prepare_dispatch(&busy.runs[0]);
+    ep_sync(env);
     ep_gate_close(&gate, streams[0]);
     EP_CHECK_NCCL(ref_launch_dispatch(&busy.runs[0], kRefWhole, streams[0]));
     close_group(&ending);

@@ -256,6 +256,7 @@ EP_TEST(views_wait_for_late_receive_phases) {
     enum { kLateUs = 100000 };
     RefRun batches[kBatches];
     open_batches(batches, env, 1301);
+    ref_pair(&batches[0]);  // makes the views' memory, for which no stream may be held up
     cudaStream_t late = NULL;
     EP_REQUIRE_CUDA(cudaStreamCreate(&late));
     for (unsigned i = 0; i < kBatches; ++i) ref_prepare_dispatch(&batches[i]);

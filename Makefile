@@ -15,9 +15,9 @@ VERSIONED   ?= 0
 
 # A recipe that needs the environment starts with this.
 env := . scripts/env.sh;
-# What install.sh is told.
-settings := prefix='$(prefix)' libdir='$(libdir)' includedir='$(includedir)' docdir='$(docdir)' \
-            DESTDIR='$(DESTDIR)' versioned='$(VERSIONED)'
+# What install.sh is told, whatever letters a folder has.
+settings := $(foreach name,prefix libdir includedir docdir DESTDIR,$(name)='$(subst ','\'',$($(name)))') \
+            versioned='$(VERSIONED)'
 # What the C programs' own Makefile is told.
 places := EP_LIBDIR="$$NCCL_EP_RELEASE" OUT="$$NCCL_EP_TARGET/c"
 

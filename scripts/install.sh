@@ -10,6 +10,7 @@
 #   relocatable=0      1: pkg-config takes the prefix from the place of its file
 # An empty value counts as not given.
 set -euo pipefail
+umask 022  # other users read what root installs
 
 . "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 root=$NCCL_EP_ROOT

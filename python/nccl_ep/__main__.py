@@ -24,6 +24,8 @@ def main() -> int:
         return doctor.run()
     if arguments.command == "demo":
         return demo.run(arguments.ranks, arguments.stand_ins)
+    if arguments.plot and not arguments.show:
+        parser.error("--plot: expected --show FILE..., whose picture it is")
     if arguments.show:
         return bench.show(arguments.show, arguments.plot)
     if arguments.top_k > arguments.experts:

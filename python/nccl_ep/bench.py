@@ -46,9 +46,7 @@ def run(settings: Settings, ranks: int | None, stand_ins: bool, file: str | None
     try:
         require_torch("python -m nccl_ep bench")
         if file:
-            from nccl_ep.tuning.files import check_writable
-
-            check_writable(pathlib.Path(file))
+            _check_writable(pathlib.Path(file))
         if ranks is None:
             ranks = (0 if stand_ins else testing.number_of_gpus()) or 2
         seen = testing.run(ranks, measure, settings, timeout=600, stand_ins=stand_ins)
@@ -57,15 +55,27 @@ def run(settings: Settings, ranks: int | None, stand_ins: bool, file: str | None
             raise
         raise SystemExit(f"bench: {error}") from None
     found = document(settings, seen)
-    if file:
-        pathlib.Path(file).write_text(json.dumps(found, indent=1) + "\n")
     print(f"{ranks} ranks on {found['gpu']}; {settings.experts} experts, hidden {settings.hidden}, "
           f"top-{settings.top_k}, {settings.dtype}; microseconds\n")
     print(table({"": found}))
+    if file:
+        try:
+            pathlib.Path(file).write_text(json.dumps(found, indent=1) + "\n")
+        except OSError as error:  # such as on a disk that has filled up meanwhile
+            raise SystemExit(f"bench: {error}") from None
     wrong = [f"{mode} {tokens}" for each in seen for (mode, tokens), times in each.times.items() if times is None]
     print(f"\nFAILED: wrong rows with {', '.join(dict.fromkeys(wrong))} tokens" if wrong else
           "\nPASSED: all rows came back")
     return int(bool(wrong))
+
+
+def _check_writable(path: pathlib.Path) -> None:
+    """Raises OSError with the path if it can neither be written nor made."""
+    made = not path.exists()
+    with path.open("ab"):
+        pass
+    if made:
+        path.unlink()
 
 
 def measure(rank: int, ranks: int, settings: Settings) -> Seen:
@@ -139,7 +149,7 @@ def show(files: list[str], picture: str | None) -> int:
     try:
         if picture:
             draw(found, picture)
-    except ImportError as error:
+    except (ImportError, OSError, ValueError) as error:
         raise SystemExit(f"bench: {error}") from None
     print(table(found))
     return 0

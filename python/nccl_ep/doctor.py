@@ -38,8 +38,14 @@ READ_BY_NVIDIA = ("NCCL_EP_COMBINE_NUM_", "NCCL_EP_DEBUG", "NCCL_EP_DISABLE_GUAR
                   "NCCL_EP_DISPATCH_NUM_", "NCCL_EP_ENV_VERBOSE", "NCCL_EP_HOME", "NCCL_EP_HT_EM_",
                   "NCCL_EP_HT_GIN_", "NCCL_EP_HT_UNFUSED_SYNC", "NCCL_EP_JIT_", "NCCL_EP_PREPROCESS_NUM_SMS",
                   "NCCL_EP_SHUFFLE_SMS", "NCCL_EP_TOKEN")
-_OTHERS = ("NCCL_HOME", "NCCL_HOSTID", "NCCL_DEBUG", "NCCL_DEBUG_FILE", "LD_PRELOAD",
+_OTHERS = ("NCCL_HOME", "NCCL_HOSTID", "NCCL_COMM_ID", "NCCL_DEBUG", "NCCL_DEBUG_FILE", "LD_PRELOAD",
            "LD_LIBRARY_PATH")
+# What values may be, as in src/env: one of some words, or a number from 1 of something.
+_WORDS = {"NCCL_EP_LL_COMBINE": ("reduce", "exact"), "NCCL_EP_NODE_SUMS": ("home", "invariant"),
+          **dict.fromkeys(("NCCL_EP_CHECK", "NCCL_EP_PROGRAMMATIC", "NCCL_EP_HT_EM_LOCAL_DUP",
+                           "NCCL_EP_HT_EM_NVLINK_DUP"), ("0", "1"))}
+_NUMBERS = {"NCCL_EP_TIMEOUT_MS": "milliseconds", "NCCL_EP_HT_CHUNK_BYTES": "bytes",
+            **dict.fromkeys(("NCCL_EP_COMM_SMS", "NCCL_EP_DISPATCH_SMS", "NCCL_EP_COMBINE_SMS"), "SMs")}
 _LIBRARY = re.compile(r"/lib(nccl|nccl_ep|nccl_ep_2)\.so[.\d]*$")
 
 
@@ -143,15 +149,14 @@ def _environment() -> Iterator[str]:
 
 def _refused_values() -> Iterator[str]:
     """Values that the library would not use, as far as they are numbers or words."""
-    words = {"NCCL_EP_LL_COMBINE": ("reduce", "exact"), "NCCL_EP_CHECK": ("0", "1"),
-             "NCCL_EP_PROGRAMMATIC": ("0", "1")}
-    for name, allowed in words.items():
+    for name, allowed in _WORDS.items():
         value = os.environ.get(name)
-        if value and value not in allowed:
+        if value and value.strip() not in allowed:
             yield f"!! {name}={value} is not used: it is {' or '.join(allowed)}"
-    value = os.environ.get("NCCL_EP_TIMEOUT_MS")
-    if value and not (value.isdigit() and int(value) > 0):
-        yield f"!! NCCL_EP_TIMEOUT_MS={value} is not used: it is a number of milliseconds"
+    for name, unit in _NUMBERS.items():
+        value = os.environ.get(name)
+        if value and not (value.strip().isdecimal() and int(value) > 0):
+            yield f"!! {name}={value} is not used: it is a number of {unit}"
     file = os.environ.get("NCCL_EP_TUNING_FILE")
     if file and not os.path.exists(file):
         yield f"!! NCCL_EP_TUNING_FILE={file}: there is no such file"

@@ -101,7 +101,7 @@ class EpGroup(Generic[Mode]):
         self.choices: dict[OperationName, Choice | None] = {}
         self.selector: Selector | None = None
         self._selector: Any = None
-        self._exact = os.environ.get("NCCL_EP_LL_COMBINE") == "exact"
+        self._exact = os.environ.get("NCCL_EP_LL_COMBINE", "").strip() == "exact"
         self._backward = ""
         self._last: collections.deque[str] = collections.deque(maxlen=_REMEMBERED)
         self.library = NCCLLibrary()

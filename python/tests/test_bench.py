@@ -73,7 +73,8 @@ def test_a_picture_wants_matplotlib(files, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("words, text", [
     (["--tokens", "1,many"], "--tokens: invalid numbers value: '1,many'"),
-    (["--experts", "4"], "--top-k: expected at most 4 experts")])
+    (["--experts", "4"], "--top-k: expected at most 4 experts"),
+    (["--plot", "x.svg"], "--plot: expected --show FILE")])
 def test_the_command_says_what_it_expects(monkeypatch, capsys, words, text):
     monkeypatch.setattr(sys, "argv", ["nccl_ep", "bench", *words])
     with pytest.raises(SystemExit):

@@ -28,6 +28,8 @@ def test_what_is_here(library, device):
     ("NCCL_EP_QUITE_ELSE", "5", "is not read by anything"),
     ("NCCL_EP_TIMEOUT_MS", "1k", "is not used: it is a number of milliseconds"),
     ("NCCL_EP_LL_COMBINE", "Exact", "is not used: it is reduce or exact"),
+    ("NCCL_EP_NODE_SUMS", "all", "is not used: it is home or invariant"),
+    ("NCCL_EP_HT_CHUNK_BYTES", "4M", "is not used: it is a number of bytes"),
     ("NCCL_EP_TUNING_FILE", "/no/such", "there is no such file")])
 def test_variables_that_are_wrong(monkeypatch, name, value, text):
     monkeypatch.setenv(name, value)

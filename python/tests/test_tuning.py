@@ -327,3 +327,7 @@ def test_what_was_measured_is_drawn(tmp_path, monkeypatch, capsys):
                         ["ht_dispatch", "64 bytes, symmetric", "2", "3.0", "4.0", "ht.direct"]]
     main(["merge", str(tmp_path / "all"), str(tmp_path / "times.json")])
     assert capsys.readouterr().out == "G, 2 ranks: 3 entries\n"
+    (tmp_path / "list.json").write_text("[]")
+    for name, text in (("list.json", "is no tuning file of version 1"), ("none.json", "No such file")):
+        with pytest.raises(SystemExit, match=f"nccl_ep.tuning show: .*{text}"):
+            main(["show", str(tmp_path / name)])

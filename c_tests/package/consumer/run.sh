@@ -44,10 +44,11 @@ files_are() {
 installs() { make_install install "$@"; }
 make_install() { NCCL_EP_LIBRARIES=$libraries make -s -C "$NCCL_EP_ROOT" "$@"; }
 
-# With DESTDIR the files are staged, and name the place where they will be in the end.
+# With DESTDIR the files are staged, and name the place where they will be in the end. All may read them.
 stages() {
-    installs PREFIX=/opt/ep DESTDIR="$work/stage" &&
+    (umask 077 && installs PREFIX=/opt/ep DESTDIR="$work/stage") &&
         files_are "$work/stage/opt/ep" "$expected_files" &&
+        [ -z "$(find "$work/stage/opt/ep" ! -perm -o=r)" ] &&
         grep -qx 'prefix=/opt/ep' "$work/stage/opt/ep/lib/pkgconfig/nccl_ep.pc"
 }
 

@@ -10,7 +10,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 . "$here/../checks.sh"
 
 make_release() { "$NCCL_EP_ROOT/scripts/release.sh" "$1"; }
-same_tarball() { make_release "$work/again" && cmp "$work"/{files,again}/nccl_ep-*-linux-*.tar.gz; }
+same_tarball() { (umask 077 && make_release "$work/again") && cmp "$work"/{files,again}/nccl_ep-*-linux-*.tar.gz; }
 sums_fit() { (cd "$work/files" && sha256sum -c SHA256SUMS && [ "$(wc -l <SHA256SUMS)" = 4 ]); }
 unpacks() { tar -C "$work" -xzf "$work"/files/nccl_ep-*-linux-*.tar.gz && mv "$work"/nccl_ep-* "$work/some where"; }
 has_all() {

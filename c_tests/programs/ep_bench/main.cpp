@@ -166,7 +166,8 @@ int main(int argc, char** argv) {
     if (parsed.options.use_cuda_graph) {
         const std::string why = ep_bench::WhyNoCapture(env.stream);
         if (!why.empty()) {
-            if (env.rank == 0) fprintf(stderr, "ep_bench: --use-cuda-graph: %s\n", why.c_str());
+            const char* option = parsed.options.between_code ? "--between code" : "--use-cuda-graph";
+            if (env.rank == 0) fprintf(stderr, "ep_bench: %s: %s\n", option, why.c_str());
             ep_release(&env);
             return ep_bench::kNoCapture;
         }

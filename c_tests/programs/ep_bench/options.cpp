@@ -64,7 +64,7 @@ const char kUsage[] =
     "  -h, --help               this text\n"
     "      --version            the versions of this program and of the library\n"
     "The exit status is 0 only if everything ran and, with --validate, all data was right;\n"
-    "it is 2 if --use-cuda-graph meets a CUDA that captures no streams.\n";
+    "it is 2 if --use-cuda-graph or --between code meets a CUDA that captures no streams.\n";
 
 namespace {
 

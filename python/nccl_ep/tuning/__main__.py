@@ -25,7 +25,10 @@ def main(words: list[str] | None = None) -> None:
     """The command."""
     words = sys.argv[1:] if words is None else words
     if words[:1] in (["merge"], ["show"]):
-        return {"merge": _merge, "show": _show}[words[0]](words[1:])
+        try:
+            return {"merge": _merge, "show": _show}[words[0]](words[1:])
+        except (OSError, ValueError) as error:
+            raise SystemExit(f"nccl_ep.tuning {words[0]}: {error}") from None
     arguments = _parser().parse_args(words)
     shape = MoeShape(arguments.experts, arguments.hidden, arguments.top_k, arguments.tokens,
                      getattr(torch, arguments.dtype))
@@ -72,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
                         help="of rows (%(default)s)")
     for name, default, text in (("algorithms", "ll", "ll, ht or ll,ht"), ("casts", "none", "of none, fp8, mxfp8, .."),
                                 ("layouts", "expert", "of expert, rank, view, in ll"),
-                                ("memory", "plain", "plain, symmetric or both, in ht")):
+                                ("memory", "plain", "of plain, symmetric, in ht")):
         parser.add_argument(f"--{name}", default=default, help=f"{text} (%(default)s)")
     parser.add_argument("--exact", action="store_true", help="also ll.exact, which changes the last bits of sums")
     parser.add_argument("--sms", type=int, default=0, help="SMs at most (all)")

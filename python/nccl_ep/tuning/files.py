@@ -69,7 +69,8 @@ def in_force(contents: dict[str, Any] | None) -> Iterator[None]:
 def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """The parts of a file: itself, or what was merged."""
     contents = json.loads(pathlib.Path(path).read_text())
-    if contents.get("format") != FORMAT or contents.get("version") != VERSION:
+    known = {"format": FORMAT, "version": VERSION}
+    if not isinstance(contents, dict) or not known.items() <= contents.items():
         raise ValueError(f"{os.fspath(path)}: is no tuning file of version {VERSION}")
     parts: list[dict[str, Any]] = contents.get("files", [contents])
     return parts

@@ -84,6 +84,6 @@ BUGS_OF_ROUTES = (
         "async_load_wait<HT_ZONE_STAGES - 1>", "async_load_wait<HT_ZONE_STAGES>", ZONES),
     Bug("gradients by expert, not by k", "ht/by_k.cu",
         "gradient = shuffle(gradient, experts_below(expert, top_k));", "", ZONES),
-    Bug("a peer's failure that leaves memory without a header and a reason", "handle_header.cu",
+    Bug("a peer's failure that leaves memory without a header and a reason", "peer/handle_header.cuh",
         "failure != kOwnFailure && word == 0", "false", "3 test_second beside_a_failure"),
 )

@@ -1,9 +1,9 @@
-// A handle's block in a caller's memory: what operations compare before they use it, as the caller may have overwritten
-// it. What follows a valid header is trusted.
+// A handle's block in a caller's memory: the last kernel that fills it writes its header, and operations compare that
+// before they use the block, as the caller may have overwritten it. What follows a valid header is trusted.
 #pragma once
 
 #include "params/ht.h"
-#include "../peer/fault.cuh"
+#include "../peer/handle_header.cuh"
 
 namespace nccl_ep {
 
@@ -34,6 +34,23 @@ __device__ __forceinline__ uint32_t known_failure(const HtCommon& common) {
     }
     fail_for_block(common);
     return kOwnFailure;
+}
+
+// The last block of the grid to end writes the header, with the number of rows at `rows`, if this kernel is the one to
+// do that. All threads call it last.
+__device__ inline void finish_block(const HtFinish& finish, const WaitParams& wait, const uint32_t* rows) {
+    if (finish.block.header == nullptr) {
+        return;
+    }
+    __shared__ bool is_last;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        is_last = inc_acq_rel_gpu(finish.ended, gridDim.x - 1) == gridDim.x - 1;
+    }
+    __syncthreads();
+    if (is_last && threadIdx.x < kWarpSize) {
+        write_header(wait, finish.block, rows);
+    }
 }
 
 }  // namespace nccl_ep

@@ -104,7 +104,7 @@ __device__ uint32_t rows_for(const Block& block, uint32_t expert) {
     return rows;
 }
 
-ENTRY(ht_cut) {
+__device__ void run(const HtCutParams& params) {
     __shared__ SharedStorage shared;
     const Block block = {params, shared, ld_relaxed_gpu(params.epochs)};
     const HtHandleMemory& handle = params.handle;
@@ -151,6 +151,11 @@ ENTRY(ht_cut) {
     if (threadIdx.x == 0) {
         report_number(params.report.total, 0, total);
     }
+}
+
+ENTRY(ht_cut) {
+    run(params);
+    finish_block(params.finish, params.wait, params.handle.begins + params.peers.ranks);
 }
 
 }  // namespace nccl_ep::ht_cut_impl

@@ -370,6 +370,9 @@ __device__ void run(const HtRouteParams& params) {
     }
 }
 
-ENTRY(ht_route) { run<Flat>(params); }
+ENTRY(ht_route) {
+    run<Flat>(params);
+    finish_block(params.finish, params.wait, params.handle.begins + params.peers.ranks);
+}
 
 }  // namespace nccl_ep::ht_route_impl

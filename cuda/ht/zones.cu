@@ -189,7 +189,7 @@ __device__ uint32_t number_rows(const Block& block, const Rows& rows, uint32_t t
     return next;
 }
 
-ENTRY(ht_zones) {
+__device__ void run(const HtZonesParams& params) {
     // A route that is launched beside this kernel holds it up (docs/development/high-throughput.md).
     wait_for_grid();
     __shared__ SharedStorage shared;
@@ -231,6 +231,11 @@ ENTRY(ht_zones) {
             tile += rows.groups * HT_ZONES_THREADS;
         } while (tile < rows.count);
     }
+}
+
+ENTRY(ht_zones) {
+    run(params);
+    finish_block(params.finish, params.wait, params.rows);
 }
 
 }  // namespace nccl_ep::ht_zones_impl

@@ -6,6 +6,7 @@
 
 #include "../base/warp.cuh"
 #include "../peer/wait.cuh"
+#include "caller_block.cuh"
 #include "params/ht_kept.h"
 
 namespace nccl_ep {

@@ -75,7 +75,7 @@ const FILES: [File; 8] = [
     File {
         name: "ht",
         base: Some("common.h"),
-        sizes: sizes![ht: HtLayout HtEntry HtHandleMemory HtCount HtNumbers HtReport HtPackets HtRouteParams
+        sizes: sizes![ht: HtLayout HtEntry HtHandleMemory HtCount HtNumbers HtReport HtPackets HtFinish HtRouteParams
             HtSequences HtCommon HtShape HtDispatchParams HtScaledRows HtScaledDispatchParams HtCombineParams],
     },
     File {

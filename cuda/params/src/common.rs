@@ -305,22 +305,18 @@ pub struct ReplayMarkParams {
 pub struct HandleHeaderParams {
     pub peers: PeerTable,
     pub wait: WaitParams,
-    /// The header, in a caller's memory.
-    pub header: *mut u32,
-    pub words: [u32; HANDLE_HEADER_WORDS],
+    pub block: CallerBlock,
     /// Not zero to write the header, zero to compare it.
     pub writes: u32,
-    /// When writing: the number of rows, or NULL.
-    pub rows: *const u32,
 }
 
 /// The block of a handle's state, if it is in a caller's memory.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct CallerBlock {
-    /// The first word of the block, or NULL if the library has it: nothing is compared then.
-    pub header: *const u32,
-    /// What the header must have in its compared words, and as their hash.
+    /// The first word of the block, or NULL if the library has it, where there is no header.
+    pub header: *mut u32,
+    /// The header, without the number of rows.
     pub words: [u32; HANDLE_HEADER_WORDS],
 }
 

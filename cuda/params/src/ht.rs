@@ -140,6 +140,16 @@ pub struct HtPackets {
     pub bank_bytes: u64,
 }
 
+/// What the last kernel that fills a handle's block does at its end.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct HtFinish {
+    /// The block whose header is written, if that is in a caller's memory.
+    pub block: CallerBlock,
+    /// Number of blocks that have ended; zero except while the kernel runs.
+    pub ended: *mut u32,
+}
+
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct HtRouteParams {
@@ -159,6 +169,7 @@ pub struct HtRouteParams {
     pub packets: HtPackets,
     /// If rows are not ordered by expert: what is reported to the caller.
     pub report: HtReport,
+    pub finish: HtFinish,
     /// The rows that this rank receives, or `HT_DISAGREED` and why.
     pub received: *mut HtCount,
     /// `[2 + ranks + ranks * local_experts]`, zero except while the kernel runs: the number of blocks that have

@@ -2,7 +2,7 @@
 
 use crate::common::{PeerTable, WaitParams};
 use crate::ht::{
-    HtCombineParams, HtDispatchParams, HtHandleMemory, HtLayout, HtPackets, HtReport, HtScaledDispatchParams,
+    HtCombineParams, HtDispatchParams, HtFinish, HtHandleMemory, HtLayout, HtPackets, HtReport, HtScaledDispatchParams,
 };
 use crate::ht_nodes::{HtCombineNodesParams, HtDispatchNodesParams, HtScaledDispatchNodesParams};
 
@@ -72,6 +72,7 @@ pub struct HtZonesParams {
     pub epoch: u32,
     /// The first `send_blocks` of the grid send; none on one node, where `ht_route` has sent.
     pub send_blocks: u32,
+    pub finish: HtFinish,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -109,6 +110,7 @@ pub struct HtCutParams {
     pub packets: HtPackets,
     /// Gets the remaining rows of each expert, and the number of all rows.
     pub report: HtReport,
+    pub finish: HtFinish,
 }
 
 #[derive(Clone, Copy, Debug)]

@@ -15,7 +15,7 @@ use crate::model::handle_state::{COMPARED_WORDS, HASH_WORD, HEADER_WORDS, ROWS_W
 use crate::model::layout::Layout;
 use crate::model::ops::{IntWidth, Numbers, Stream};
 use crate::model::tensor::DevPtr;
-use std::ptr::null;
+use std::ptr::null_mut;
 
 const _: () = assert!(HANDLE_HEADER_WORDS == HEADER_WORDS && HANDLE_HEADER_ROWS == ROWS_WORD);
 const _: () = assert!(HANDLE_HEADER_COMPARED == COMPARED_WORDS && HANDLE_HEADER_HASH == HASH_WORD);
@@ -37,19 +37,19 @@ impl CallerHeader {
         Self::new(self.block, with_layout(self.words, layout))
     }
 
-    /// What an HT operation compares.
+    /// What kernels need to know of the block.
     pub(super) fn block(&self) -> CallerBlock {
-        CallerBlock { header: self.block.0 as *const u32, words: self.words }
+        CallerBlock { header: self.block.0 as *mut u32, words: self.words }
     }
 
-    /// LL: enqueues a check before operation `op`: if the block begins with anything else, the group fails.
-    pub(super) fn compare(&self, context: &GroupContext, op: KernelOp, at: &StreamScope) -> Result<()> {
-        self.launch(context, self.params(context, op), at)
+    /// LL: enqueues a check before a combine: if the block begins with anything else, the group fails.
+    pub(super) fn compare(&self, context: &GroupContext, at: &StreamScope) -> Result<()> {
+        self.launch(context, KernelOp::LlCombine, false, at)
     }
 
-    /// Enqueues writing the header after `op`, which has filled the block; `rows` is its number of rows, or NULL.
-    pub(super) fn write(&self, context: &GroupContext, op: KernelOp, rows: *const u32, at: &StreamScope) -> Result<()> {
-        self.launch(context, HandleHeaderParams { writes: 1, rows, ..self.params(context, op) }, at)
+    /// LL: enqueues writing the header after a dispatch, which has filled the block.
+    pub(super) fn write(&self, context: &GroupContext, at: &StreamScope) -> Result<()> {
+        self.launch(context, KernelOp::LlDispatch, true, at)
     }
 
     /// HT: the number of rows in the block, if it begins with this header. Waits for `stream`.
@@ -58,25 +58,16 @@ impl CallerHeader {
         Ok(check_header(&words, &self.words).ok().and_then(|()| words.get(ROWS_WORD).copied()))
     }
 
-    fn params(&self, context: &GroupContext, op: KernelOp) -> HandleHeaderParams {
-        HandleHeaderParams {
-            peers: *context.peers(),
-            wait: context.wait(op),
-            header: self.block.0 as *mut u32,
-            words: self.words,
-            writes: 0,
-            rows: null(),
-        }
-    }
-
-    fn launch(&self, context: &GroupContext, params: HandleHeaderParams, at: &StreamScope) -> Result<()> {
+    fn launch(&self, context: &GroupContext, op: KernelOp, writes: bool, at: &StreamScope) -> Result<()> {
+        let (peers, wait) = (*context.peers(), context.wait(op));
+        let params = HandleHeaderParams { peers, wait, block: self.block(), writes: writes.into() };
         let shape = LaunchShape::new(1, HANDLE_HEADER_THREADS);
         context.module.launch(kernels::handle_header(), shape, &params, at)
     }
 }
 
-/// A block in the library's memory, of which nothing is compared.
-pub(super) const LIBRARY_BLOCK: CallerBlock = CallerBlock { header: null(), words: [0; HANDLE_HEADER_WORDS] };
+/// A block in the library's memory, which has no header.
+pub(super) const LIBRARY_BLOCK: CallerBlock = CallerBlock { header: null_mut(), words: [0; HANDLE_HEADER_WORDS] };
 
 /// Enough blocks to saturate memory with loads.
 const MOST_BLOCKS: usize = 64;

@@ -14,7 +14,7 @@ use crate::backend::cuda::ht::shared::{
 use crate::backend::cuda::kernels::{self, Kernel, LaunchShape, to_u32};
 use crate::backend::cuda::params::common::{CallerBlock, KernelOp};
 use crate::backend::cuda::params::ht::{
-    HT_DISAGREED, HtCount, HtDispatchParams, HtEntry, HtHandleMemory, HtReport, HtScaledDispatchParams,
+    HT_DISAGREED, HtCount, HtDispatchParams, HtEntry, HtFinish, HtHandleMemory, HtReport, HtScaledDispatchParams,
 };
 use crate::backend::cuda::params::ht_kept::{
     HtZones, HtZonesCombineParams, HtZonesDispatchParams, HtZonesScaledDispatchParams,
@@ -64,18 +64,25 @@ impl CudaHt {
     }
 
     /// Enqueues what follows the kernel that has filled `block`: finding slots if rows are ordered by expert, else
-    /// dropping rows beyond a limit; and writing the header if the block is in a caller's memory.
+    /// dropping rows beyond a limit.
     pub fn finish_block(&self, block: &HtHandleMemory, at: &StreamScope) -> Result<()> {
-        let context = &self.group.context;
         match (self.zones()?, self.routing.form.most_rows) {
-            (Some(zones), _) => self.find_slots(block, &zones, at)?,
-            (None, Some(most)) => self.cut(block, most, at)?,
-            (None, None) => {}
+            (Some(zones), _) => self.find_slots(block, &zones, at),
+            (None, Some(most)) => self.cut(block, most, at),
+            (None, None) => Ok(()),
         }
-        match &self.header {
-            Some(header) => header.write(context, KernelOp::HtRoute, self.rows_of(block), at),
-            None => Ok(()),
-        }
+    }
+
+    /// What the last of the kernels that fill the block does: the routing kernel, or that of [`Self::finish_block`].
+    pub fn finish(&self) -> HtFinish {
+        self.group.finish(self.caller_block())
+    }
+
+    /// What the routing kernel does at its end.
+    pub fn finish_after_routing(&self) -> HtFinish {
+        let form = &self.routing.form;
+        let is_last = form.zones.is_none() && form.most_rows.is_none();
+        if is_last { self.finish() } else { self.group.finish(LIBRARY_BLOCK) }
     }
 
     /// The address of the number of received rows.

@@ -14,7 +14,7 @@ mod shared;
 mod zones;
 
 use crate::backend::cuda::agreement::{verdict_refusing, verdict_with};
-use crate::backend::cuda::auxiliary::CallerHeader;
+use crate::backend::cuda::auxiliary::{CallerHeader, LIBRARY_BLOCK};
 use crate::backend::cuda::driver::memory::CudaMemory;
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::group_context::GroupContext;
@@ -146,6 +146,7 @@ impl HtGroup {
             is_narrow: u32::from(handle.caller_ids.width == IntWidth::Bits32),
             has_zones: u32::from(form.zones.is_some()),
             report: handle.reported_at_once(),
+            finish: handle.finish_after_routing(),
             received: page.map_or(null_mut(), |page| page.device()),
             ..self.route_params(handle.epoch, verdict_with(handle.top_k))
         })
@@ -172,6 +173,7 @@ impl HtGroup {
             has_zones: 0,
             packets: self.shared.plan.packets(&self.shared.layout),
             report: kept::report_params(&RoutingCounters::default(), None),
+            finish: self.shared.finish(LIBRARY_BLOCK),
             received: null_mut(),
             tally: (tally + layout.tally) as *mut u32,
             counted: (tally + layout.counted) as *mut u64,

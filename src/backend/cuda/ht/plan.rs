@@ -101,6 +101,7 @@ pub struct HandleGrids {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TallyLayout {
     pub tally: usize,
+    pub ended: usize,
     pub counted: usize,
     pub epochs: usize,
     pub own_counts: usize,
@@ -201,6 +202,7 @@ impl HtPlan {
         let mut memory = Regions::new(REGION_ALIGN);
         TallyLayout {
             tally: memory.take((2 + self.facts.ranks + self.facts.experts) * size_of::<u32>()),
+            ended: memory.take(size_of::<u32>()),
             counted: memory.take(ROUTE_BLOCKS * self.facts.ranks * PACKET_BYTES),
             epochs: memory.take(size_of::<u32>()),
             own_counts: memory.take(2 * counts_bytes(&self.facts)),

@@ -14,7 +14,8 @@ use crate::backend::cuda::kernels::{Line, to_u32};
 use crate::backend::cuda::order::Order;
 use crate::backend::cuda::params::common::{CallerBlock, Fault, KernelOp, ScaledRows, Scales};
 use crate::backend::cuda::params::ht::{
-    HtCast, HtCombineParams, HtCommon, HtDispatchParams, HtHandleMemory, HtLayout, HtScaledRows, HtSequences, HtShape,
+    HtCast, HtCombineParams, HtCommon, HtDispatchParams, HtFinish, HtHandleMemory, HtLayout, HtScaledRows, HtSequences,
+    HtShape,
 };
 use crate::backend::cuda::params::ht_mapped::HtOfferState;
 use crate::backend::cuda::scaled_rows::{NO_VIEW, scaled_rows};
@@ -128,6 +129,11 @@ impl HtShared {
             sequences: self.sequences(),
             shape: HtShape { fingerprint: Self::fingerprint(launch, number), ..launch.shape },
         }
+    }
+
+    /// What the last kernel that fills `block` does.
+    pub fn finish(&self, block: CallerBlock) -> HtFinish {
+        HtFinish { block, ended: (self.tally() + self.plan.tally().ended) as *mut u32 }
     }
 
     /// The address of the memory in which routing kernels count.

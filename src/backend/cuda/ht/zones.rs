@@ -7,7 +7,7 @@ use crate::backend::cuda::ht::kept;
 use crate::backend::cuda::ht::shared::HtShared;
 use crate::backend::cuda::kernels::{self, LaunchShape, to_u32};
 use crate::backend::cuda::params::common::{KernelOp, PeerTable};
-use crate::backend::cuda::params::ht::{HtHandleMemory, HtReport};
+use crate::backend::cuda::params::ht::{HtFinish, HtHandleMemory, HtReport};
 use crate::backend::cuda::params::ht_kept::{
     HT_CUT_THREADS, HT_NO_SLOT, HT_ZONES_THREADS, HtCutParams, HtZones, HtZonesParams,
 };
@@ -30,6 +30,7 @@ pub struct SlotsOf {
     pub epoch: Option<u32>,
     /// If this rank's slots are assigned, too: what to report about them.
     pub finds: Option<HtReport>,
+    pub finish: HtFinish,
 }
 
 impl CudaHt {
@@ -45,7 +46,14 @@ impl CudaHt {
         let PeerTable { ranks, rank, .. } = *self.group.context.peers();
         let page = self.memory.as_ref().map(|memory| memory.received.device().wrapping_add(SLOTS_OF_PAGE));
         let report = kept::report_params(&self.counters, page.map(|page| (page, self.epoch)));
-        let of = SlotsOf { rows: self.rows_of(handle), sources: ranks, source: rank, epoch: None, finds: Some(report) };
+        let of = SlotsOf {
+            rows: self.rows_of(handle),
+            sources: ranks,
+            source: rank,
+            epoch: None,
+            finds: Some(report),
+            finish: self.finish(),
+        };
         self.group.find_slots(handle, zones, &of, at)
     }
 
@@ -66,6 +74,7 @@ impl CudaHt {
             tally: ((tally + layout.tally) as *mut u32).wrapping_add(2 + peers.ranks as usize),
             packets: group.plan.packets(&group.layout),
             report: kept::report_params(&self.counters, None),
+            finish: self.finish(),
         };
         group.context.module.launch(kernels::ht_cut(), LaunchShape::new(1, HT_CUT_THREADS), &params, at)
     }
@@ -112,6 +121,7 @@ impl HtShared {
             epochs: of.epoch.map_or(self.epochs().cast_const(), |_| null()),
             epoch: of.epoch.unwrap_or(0),
             send_blocks: to_u32(senders)?,
+            finish: of.finish,
         };
         // Over several nodes, one block counts the rows of all sources.
         let sources = if of.epoch.is_some() { 1 } else { of.sources };

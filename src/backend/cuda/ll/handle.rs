@@ -25,7 +25,6 @@ use crate::model::ops::{IntWidth, Launch, LlCombine, LlDispatch, LlOp, Numbers, 
 use crate::model::scales::{Scaled, WireRow};
 use crate::model::tensor::DevPtr;
 use once_cell::sync::OnceCell;
-use std::ptr::null;
 use std::sync::Arc;
 
 /// One routing of a group's LL operations. What a dispatch stores for its combine stays on the device.
@@ -100,12 +99,12 @@ impl Handle {
         let header = header.of_layout(op.layout());
         match op {
             LlOp::Combine(_) if part.phases != LlPhase::Receive => {
-                header.compare(&self.context, KernelOp::LlCombine, at)?;
+                header.compare(&self.context, at)?;
                 self.launch_kernel(op, part, at)
             }
             LlOp::Dispatch(_) if part.phases != LlPhase::Send && part.wants_outputs => {
                 self.launch_kernel(op, part, at)?;
-                header.write(&self.context, KernelOp::LlDispatch, null(), at)
+                header.write(&self.context, at)
             }
             _ => self.launch_kernel(op, part, at),
         }

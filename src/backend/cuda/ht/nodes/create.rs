@@ -5,6 +5,7 @@
 //! the number of rows of each message; operations then need not wait.
 
 use crate::backend::cuda::agreement::{disagreement, verdict_refusing, verdict_with};
+use crate::backend::cuda::auxiliary::LIBRARY_BLOCK;
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::ht::grid::granted_blocks;
 use crate::backend::cuda::ht::kept::{self, Report};
@@ -315,6 +316,7 @@ impl Creation<'_> {
                 source: rank.word(),
                 epoch: Some(self.epoch),
                 finds: is_own.then_some(report),
+                finish: self.group.finish(LIBRARY_BLOCK),
             };
             self.group.find_slots(&handle, zones, &of, self.at)?;
         }

@@ -135,14 +135,20 @@ class Setup(unittest.TestCase):
         # A wheel is made in a copy, which goes.
         machine.root.chmod(0o755)
         machine.command("strip", "")
-        made = ("nccl_ep-1.whl", "nccl_ep_deep_ep-1.whl", "nccl_ep-1.tar.gz", "libnccl_ep.so", "libncclep_hostsim.so")
+        machine.command("python3", 'for word; do [ "$before" != --wheel-dir ] || '
+                                   'touch "$word"/nccl_ep{,_deep_ep}-1.whl; before=$word; done')
+        older = f"nccl_ep-0-{os.uname().machine}.whl"
+        made = (older, "nccl_ep-1.tar.gz", "libnccl_ep.so", "libncclep_hostsim.so")
         for path in ("LICENSE", "python/deep-ep/setup.py", *(build / "release" / name for name in made)):
             machine.write(path)
+        (build / "release").chmod(0o777)
         (machine.root / "python" / "deep-ep").chmod(0o555)
         (build / "tmp").mkdir()
         (build / "tmp").chmod(0o777)
         said(f"TMPDIR={build}/tmp scripts/wheel.sh {build}/release")
         self.assertEqual(list((build / "tmp").iterdir()), [])
+        self.assertEqual(sorted(path.name for path in (build / "release").glob("*.whl")),
+                         ["nccl_ep-1.whl", "nccl_ep_deep_ep-1.whl"], "an older wheel has gone")
 
     def test_another_machine_needs_its_tools(self):
         machine = Machine(self)

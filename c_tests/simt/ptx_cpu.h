@@ -129,6 +129,10 @@ inline void fence_acq_rel_sys() {
     block.MayYield();
 }
 
+inline Vec16 ld_shared(const Vec16* from) {
+    simt::CheckAligned(from);
+    return *from;
+}
 inline uint32_t ld_acquire_cta_shared(const uint32_t* from) { return simt::LoadWord(from); }
 inline uint32_t ld_relaxed_cta_shared(const uint32_t* from) { return simt::LoadWord(from); }
 

@@ -172,6 +172,17 @@ __device__ __forceinline__ void fence_acq_rel_sys() {
     asm volatile("fence.acq_rel.sys;" : : : "memory");
 }
 
+// Loads 16 bytes of shared memory in one access. Loaded member by member, as the compiler likes to, those of a warp's
+// lanes conflict, four for each bank.
+__device__ __forceinline__ Vec16 ld_shared(const Vec16* from) {
+    Vec16 v;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.word[0]), "=r"(v.word[1]), "=r"(v.word[2]), "=r"(v.word[3])
+                 : "r"(shared_address(from))
+                 : "memory");
+    return v;
+}
+
 // The next three are for shared memory that other threads of the block access at the same time.
 __device__ __forceinline__ uint32_t ld_acquire_cta_shared(const uint32_t* from) {
     uint32_t value;

@@ -98,7 +98,7 @@ __device__ __forceinline__ void sum_parts(const uint8_t* parts, uint32_t rows, u
             for (uint32_t v = 0; v < kVecs; ++v) {
                 if (first + v * kWarpSize + lane_idx() < vecs) {
                     float addend[Type::kPerVec];
-                    Type::unpack(from[v * kWarpSize], addend);
+                    Type::unpack(ld_shared(from + v * kWarpSize), addend);
 #pragma unroll
                     for (uint32_t j = 0; j < Type::kPerVec; ++j) {
                         sum[v][j] += addend[j];

@@ -132,7 +132,7 @@ struct PartSum {
     __device__ __forceinline__ void add(const Vec16* part) {
 #pragma unroll
         for (uint32_t v = 0; v < kVecs; ++v) {
-            add(v, part[v * kWarpSize]);
+            add(v, ld_shared(part + v * kWarpSize));
         }
     }
     // Moves the sum to `row`, rounded.

@@ -374,6 +374,8 @@ BUGS = (
         "2 test_second without_a_dispatch"),
     Bug("an operation that takes any header", "ht/scope.cuh", "nccl_ep::known_failure(common);",
         "nccl_ep::known_failure(common.wait);", "2 test_second other_tokens"),
+    Bug("a header before all of an update", "ht/caller_block.cuh", "(finish.ended, gridDim.x - 1) == gridDim.x - 1",
+        "(finish.ended, gridDim.x - 1) == 0", "2 test_second memory"),
     Bug("totals that a dispatch replaces", "add_counts.cu", "atomicAdd(total, ", "*total = (",
         "2 test_ll rows_are_counted"),
     # ---- What a peer tells ----------------------------------------------------------------------

@@ -1,5 +1,6 @@
-//! Small kernels that both modes launch before or after an operation's own: they write and check the header of a
-//! handle's block in a caller's memory, copy ids or rebase them to the caller's numbering, and add up expert counts.
+//! Small kernels that both modes launch before or after an operation's own: they copy ids or rebase them to the
+//! caller's numbering, add up expert counts, and in LL write and check the header of a handle's block in a caller's
+//! memory.
 
 use crate::backend::check_header;
 use crate::backend::cuda::driver;

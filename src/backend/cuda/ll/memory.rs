@@ -32,7 +32,6 @@ pub struct HandleMemory {
     form: HandleForm,
     /// `None` on one node.
     handshake: Option<Handshake>,
-    /// The receive phases that used this memory last, outside graphs and within each capture.
     pub receivers: Receivers,
 }
 
@@ -96,41 +95,58 @@ impl HandleMemory {
     }
 }
 
-/// The slots of receive phases that used a handle's memory last, outside graphs and within captures: those of one
-/// cannot wait for those of another. The next operation must wait for the phase, as receive phases are not in the
-/// group's order.
+/// The slots of receive phases that used a handle's memory since its last operation, outside graphs and within
+/// captures: those of one cannot wait for those of another. The next operation must wait for them, as receive phases
+/// are not in the group's order.
 #[derive(Default)]
 pub struct Receivers {
-    /// 1 + the slot's index, or 0 for none.
+    /// A bit for each slot.
     outside: AtomicUsize,
-    captured: Mutex<Vec<(Capture, StagedSlot)>>,
+    captured: Mutex<Vec<(Capture, usize)>>,
 }
 
 impl Receivers {
-    /// The last phase's slot, as `capture` sees it; `None` if a later operation has used the memory.
-    pub fn last(&self, capture: Option<Capture>) -> Option<StagedSlot> {
-        let Some(capture) = capture else {
-            let slot = self.outside.load(Ordering::Acquire).checked_sub(1)?;
-            return StagedSlot::ALL.get(slot).copied();
+    /// The slots, as `capture` sees them.
+    pub fn of(&self, capture: Option<Capture>) -> impl Iterator<Item = StagedSlot> {
+        let slots = match capture {
+            None => self.outside.load(Ordering::Acquire),
+            Some(capture) => {
+                let captured = self.captured.lock();
+                captured.iter().find(|(of, _)| *of == capture).map_or(0, |(_, slots)| *slots)
+            }
         };
-        let captured = self.captured.lock();
-        captured.iter().find(|(of, _)| *of == capture).map(|(_, slot)| *slot)
+        StagedSlot::ALL.into_iter().filter(move |slot| slots & bit(*slot) != 0)
     }
 
-    /// Sets [`Self::last`]; `None` once a later operation is enqueued.
-    pub fn set(&self, capture: Option<Capture>, slot: Option<StagedSlot>) {
+    /// Records a receive phase.
+    pub fn add(&self, capture: Option<Capture>, slot: StagedSlot) {
         let Some(capture) = capture else {
-            self.outside.store(slot.map_or(0, |slot| 1 + slot.index()), Ordering::Release);
+            self.outside.fetch_or(bit(slot), Ordering::AcqRel);
             return;
         };
         let mut captured = self.captured.lock();
-        captured.retain(|(of, _)| *of != capture);
+        if let Some((_, slots)) = captured.iter_mut().find(|(of, _)| *of == capture) {
+            *slots |= bit(slot);
+            return;
+        }
         // Of more captures the group's order refuses the older ones.
         if captured.len() == MOST_CAPTURES {
             captured.remove(0);
         }
-        captured.extend(slot.map(|slot| (capture, slot)));
+        captured.push((capture, bit(slot)));
     }
+
+    /// Forgets them, once an operation that waits for them is enqueued.
+    pub fn clear(&self, capture: Option<Capture>) {
+        match capture {
+            None => self.outside.store(0, Ordering::Release),
+            Some(capture) => self.captured.lock().retain(|(of, _)| *of != capture),
+        }
+    }
+}
+
+fn bit(slot: StagedSlot) -> usize {
+    1 << slot.index()
 }
 
 const _: () = assert!(LL_VIEW_BANKS as usize == ViewBank::COUNT);
@@ -219,5 +235,29 @@ impl CopiedViews {
         let make = || Buffer::new(memory, ViewBank::COUNT * bank_bytes);
         let buffer = self.0.get_or_try_init(make)?;
         Ok(DevPtr(buffer.data().0 + bank.index() * bank_bytes))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn receivers_are_remembered_by_capture() {
+        let [first, second] = StagedSlot::ALL;
+        let [outside, one, other] = [None, Some(Capture::numbered(1)), Some(Capture::numbered(2))];
+        let receivers = Receivers::default();
+        let seen = |capture| receivers.of(capture).collect::<Vec<_>>();
+        receivers.add(outside, second);
+        receivers.add(one, first);
+        assert_eq!([seen(outside), seen(one), seen(other)], [vec![second], vec![first], vec![]]);
+        // Of an abandoned operation beside one that is late.
+        receivers.add(outside, first);
+        receivers.add(one, second);
+        assert_eq!([seen(outside), seen(one)], [[first, second], [first, second]]);
+        receivers.clear(one);
+        assert_eq!([seen(outside), seen(one)], [vec![first, second], vec![]]);
+        receivers.clear(outside);
+        assert_eq!(seen(outside), []);
     }
 }

@@ -29,7 +29,7 @@ use crate::backend::cuda::params::common::KernelOp;
 use crate::backend::cuda::params::ll::LlLayout;
 use crate::backend::cuda::pool::{MemoryRequest, Pool, Pooled};
 use crate::backend::{LlBackend, LlGroupBackend};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::model::handle_state::{CallerBlock, HandleStorage, header};
 use crate::model::ops::{LlDispatch, LlOp, Routing, StagedSlot, Stream, ViewBank};
 use crate::model::tensor::DevPtr;
@@ -177,10 +177,11 @@ impl InGroup {
         if is_shared {
             return Ok(false);
         }
-        match self.handle.memory.receivers.last(at.capture) {
-            None => Ok(false),
-            Some(slot) => self.group.staged.follow(slot, at),
-        }
+        let mut slots = self.handle.memory.receivers.of(at.capture).peekable();
+        let has_any = slots.peek().is_some();
+        let follows_all =
+            slots.try_fold(true, |all, slot| Ok::<_, Error>(self.group.staged.follow(slot, at)? && all))?;
+        Ok(has_any && follows_all)
     }
 
     /// What runs `part` of an operation over several nodes; `None` on one node.
@@ -228,7 +229,7 @@ impl LlBackend for CudaLl {
         };
         turn.end_after(launched.and_then(|()| this.count(op, at)))?;
         if follows {
-            this.handle.memory.receivers.set(at.capture, None);
+            this.handle.memory.receivers.clear(at.capture);
         }
         Ok(())
     }
@@ -248,7 +249,7 @@ impl LlBackend for CudaLl {
             Some(network) => network.send(op, at, turn, |after| phase.end(after))?,
         }
         if follows {
-            this.handle.memory.receivers.set(at.capture, None);
+            this.handle.memory.receivers.clear(at.capture);
         }
         Ok(())
     }
@@ -260,7 +261,7 @@ impl LlBackend for CudaLl {
         this.receive(op, LaunchPart::receive(slot, true), at)?;
         let counted = this.count(op, at);
         phase.end()?;
-        this.handle.memory.receivers.set(at.capture, Some(slot));
+        this.handle.memory.receivers.add(at.capture, slot);
         counted
     }
 
@@ -268,7 +269,7 @@ impl LlBackend for CudaLl {
         let (this, op) = (Arc::clone(&self.0), *op);
         let discard = move |at: &StreamScope| {
             this.receive(&op, LaunchPart::receive(slot, false), at)?;
-            this.handle.memory.receivers.set(at.capture, Some(slot));
+            this.handle.memory.receivers.add(at.capture, slot);
             Ok(())
         };
         self.0.group.staged.abandon(slot, Box::new(discard));

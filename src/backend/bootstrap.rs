@@ -195,6 +195,7 @@ impl Bootstrap {
         let mut records = match (mine, self.all_gather(&record, stream)) {
             (Ok(_), gathered) => gathered?,
             (Err(mine), Ok(_)) => return Err(mine),
+            (Err(mine), Err(lost)) if mine == lost => return Err(lost),
             // The caller needs both errors: what to fix, and that the communicator is unusable.
             (Err(mine), Err(lost)) => return Err(mine.and(lost)),
         };

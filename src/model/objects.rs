@@ -28,6 +28,10 @@ impl Range {
     fn end(&self) -> u64 {
         self.begin + self.bytes
     }
+
+    pub fn contains(&self, address: u64) -> bool {
+        (self.begin..self.end()).contains(&address)
+    }
 }
 
 /// A rank's memory of all objects of a group; no two overlap.

@@ -117,14 +117,17 @@ fn agree_on_facts(
         for (_, number) in compared(facts, env) {
             record.extend_from_slice(&number.to_le_bytes());
         }
+        record.push(u8::from(env.ll_combine.is_some()));
         record.extend_from_slice(&node_id(env)?.0);
         Ok(record)
     });
-    let records = bootstrap.agree(mine, COMPARED * NUMBER_BYTES + NODE_ID_BYTES, stream)?;
+    let records = bootstrap.agree(mine, COMPARED * NUMBER_BYTES + 1 + NODE_ID_BYTES, stream)?;
     let facts = facts?;
-    let mut nodes = Vec::new();
+    let (mut nodes, mut is_combine_asked) = (Vec::new(), false);
     for (rank, record) in GroupRank::all(records.len()).zip(&records) {
-        let (numbers, node) = record.split_at(COMPARED * NUMBER_BYTES);
+        let (numbers, rest) = record.split_at(COMPARED * NUMBER_BYTES);
+        let (asked, node) = rest.split_at(1);
+        is_combine_asked |= asked != [0];
         nodes.push(NodeId(node.try_into().map_err(|_| Error::internal("a short node id"))?));
         for ((setting, mine), theirs) in compared(&facts, env).into_iter().zip(numbers.as_chunks().0) {
             let theirs = u64::from_le_bytes(*theirs);
@@ -134,9 +137,9 @@ fn agree_on_facts(
         }
     }
     let topology = Topology::from_ids(&nodes).with_sums(env.node_sums);
-    let facts = match env.ll_combine {
-        // Over several nodes combines always reduce; a setting that says otherwise gets an error.
-        None if topology.nodes() > 1 => GroupFacts { ll_combine: LlCombineMode::Reduce, ..facts },
+    let facts = match is_combine_asked {
+        // Over several nodes combines always reduce. Where the environment of a rank says otherwise, all get an error.
+        false if topology.nodes() > 1 => GroupFacts { ll_combine: LlCombineMode::Reduce, ..facts },
         _ => facts,
     };
     rule::group::check_nodes(&facts, &topology)?;

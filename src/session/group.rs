@@ -274,9 +274,9 @@ impl Group {
         Ok((views.fill(is_captured, at), at))
     }
 
-    /// Whether a dispatch has left rows in a view at `data`.
-    pub(super) fn has_view_at(&self, data: DevPtr) -> bool {
-        self.views.lock().has_at(data)
+    /// Where dispatches have left rows in views.
+    pub(super) fn views_at(&self) -> Vec<DevPtr> {
+        self.views.lock().addresses.clone()
     }
 
     /// Whether a later dispatch has taken the view's bank.

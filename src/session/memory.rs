@@ -3,6 +3,7 @@
 use crate::backend::objects::{Found, Kind, Wanted};
 use crate::error::refusal::{InSequence, OfMemory, Subject};
 use crate::error::{Error, Result};
+use crate::model::objects::Range;
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
 use crate::session::group::Group;
@@ -50,10 +51,10 @@ impl Group {
         self.backend().common.objects().find(data).is_some()
     }
 
-    /// Whether `data` points to memory that the library allocated: a view, or in an object.
-    pub fn owns(&self, data: DevPtr) -> bool {
-        let found = self.backend().common.objects().find(data);
-        self.has_view_at(data) || found.is_some_and(|it| matches!(it.kind, Kind::Own | Kind::Views))
+    /// The memory that the library allocated for its caller: of views each one's first byte, and objects.
+    pub fn owned(&self) -> Vec<Range> {
+        let views = self.views_at().into_iter().map(|at| Range { begin: at.0 as u64, bytes: 1, object: u32::MAX });
+        views.chain(self.backend().common.objects().own()).collect()
     }
 
     /// The object that contains the byte at `data`.

@@ -64,9 +64,9 @@ fn page(own: &str) -> Option<Mmap> {
         let descriptor = libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC);
         (descriptor >= 0).then(|| File::from_raw_fd(descriptor))
     }?;
-    file.set_len(1).ok()?;
+    // The file stays empty, as a process that may write no files is killed if it makes one longer.
     // SAFETY: nobody reads the page, or knows the file.
-    unsafe { MmapOptions::new().map(&file) }.ok()
+    unsafe { MmapOptions::new().len(1).map(&file) }.ok()
 }
 
 /// The library that has left a mark other than `own`.

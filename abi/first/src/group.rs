@@ -93,7 +93,7 @@ pub unsafe extern "C" fn ncclEpGroupDestroy(ep_group: ncclEpGroup_t, stream: cud
         }
         let stream = Stream(stream as usize);
         GROUPS.resolve(ep_group as usize)?.session.check_not_captured(stream)?;
-        GROUPS.remove(ep_group as usize)?.session.close(Some(stream), |failure| {
+        Group::end(ep_group as usize)?.session.close(Some(stream), |failure| {
             GUARD.warn(name, failure);
         })
     })

@@ -6,6 +6,7 @@ use crate::types::{ncclEpGroup_t, ncclEpHandle_t, ncclResult_t};
 pub use nccl_ep_abi::guard::{Guard, check_out, last_error, set_last_error, write_out};
 use nccl_ep_abi::registry::{Missing, Names, Registry};
 use nccl_ep_core::error::Result;
+use nccl_ep_core::model::objects::Range;
 use nccl_ep_core::model::tensor::DevPtr;
 use nccl_ep_core::session;
 use nccl_ep_core::session::handle::Handle;
@@ -17,6 +18,10 @@ pub static HANDLES: Registry<Handle> = Registry::new(2, Names { argument: "handl
 
 /// Allocators of destroyed groups, which still free those groups' tensors.
 static FREEING: Mutex<Freeing<Allocator>> = Mutex::new(Freeing::EMPTY);
+
+/// What the library had allocated for the callers of destroyed groups, by the groups' numbers: descriptors that point
+/// there own nothing.
+static ENDED: Mutex<Vec<(usize, Range)>> = Mutex::new(Vec::new());
 
 /// A group of this ABI.
 pub struct Group {
@@ -42,9 +47,22 @@ impl Group {
         }
     }
 
-    /// Whether `data` points to memory that the library allocated for the live group `number`.
+    /// Takes group `number` away, which is about to end.
+    pub fn end(number: usize) -> Result<Arc<Self>> {
+        let group = GROUPS.remove(number)?;
+        let owned = group.session.owned().into_iter().map(|range| (number, range));
+        ENDED.lock().extend(owned);
+        Ok(group)
+    }
+
+    /// Whether `data` points to memory that the library allocated for the live or destroyed group `number`.
     pub fn owns(number: usize, data: DevPtr) -> bool {
-        GROUPS.find(number).is_ok_and(|group| group.session.owns(data))
+        let contains = |range: &Range| range.contains(data.0 as u64);
+        match GROUPS.find(number) {
+            Ok(group) => group.session.owned().iter().any(contains),
+            Err(Missing::Destroyed) => ENDED.lock().iter().any(|(of, range)| *of == number && contains(range)),
+            Err(_) => false,
+        }
     }
 }
 

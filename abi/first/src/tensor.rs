@@ -97,10 +97,9 @@ pub unsafe extern "C" fn ncclEpTensorDestroy(ep_group: ncclEpGroup_t, tensor: *m
             // SAFETY: this function's contract; each array is released once, as it is NULL now.
             unsafe { libc::free(array.cast()) };
         }
-        if Group::owns(ep_group as usize, data) {
-            return Ok(());
-        }
-        owners::free(data, Group::allocator_of(ep_group as usize).as_ref())
+        let group = ep_group as usize;
+        let allocator = if Group::owns(group, data) { None } else { Group::allocator_of(group) };
+        owners::free(data, allocator.as_ref())
     })
 }
 

@@ -135,7 +135,14 @@ EP_TEST(descriptors_made_by_hand) {
     ncclNDTensor_t empty = ep_tensor_2d(trip.group, ncclInt8, NCCL_EP_TENSOR_TAG_TOKENS, 0, 16);
     EP_CHECK(empty.sizes != NULL);
     EP_CHECK_NCCL(ncclEpTensorDestroy(trip.group, &empty));
+    void* memory = NULL;
+    EP_CHECK_NCCL(ncclEpMemAlloc(trip.group, &memory, 64));
     finish_trip(&trip);
+    // The library's memory has ended with the group, and is nobody's to free.
+    const int frees_of_trip = g_frees;
+    ncclNDTensor_t ended = tensor_by_hand(memory, 64);
+    EP_CHECK_NCCL(ncclEpTensorDestroy(trip.group, &ended));
+    EP_CHECK_EQ_I64(g_frees, frees_of_trip);
     // A destroyed group and a newer one each keep their own free_fn.
     Trip other = open_trip(NCCL_EP_ALGO_LOW_LATENCY, place_of(env));
     EP_CHECK(close_trip(&other));

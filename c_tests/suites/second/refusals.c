@@ -61,6 +61,13 @@ static void group_refused(EpSite site, const EpEnv* env, const ncclEpGroupConfig
         group_refused(EP_HERE(#change), env, &it, expected, words);                \
     } while (false)
 
+// One rank's environment asks for what no rank can do: all refuse at once.
+EP_TEST(exact_sums_over_nodes_are_refused) {
+    if (ranks_share_a_node()) return;
+    EP_WITH_VARIABLE("NCCL_EP_LL_COMBINE", env->rank == 0 ? "exact" : NULL);
+    GROUP_REFUSED(kSmallLl, it.num_topk = kSmallLl.top_k, ncclInvalidArgument, "NCCL_EP_LL_COMBINE");
+}
+
 EP_TEST(groups_with_wrong_structs_are_not_made) {
     const ncclResult_t no = ncclInvalidArgument;
     GROUP_REFUSED(kSmallLl, it.size = 95, no, "config.size: must be the size of its struct");

@@ -192,6 +192,12 @@ impl<M: Mapper> GroupObjects for Objects<M> {
         Some(entries.get(range.object as usize)?.as_ref()?.found(counts, self.mapper.fallbacks()))
     }
 
+    fn own(&self) -> Vec<Range> {
+        let entries = self.entries.lock();
+        let own = entries.iter().flatten().filter(|it| matches!(it.kind, Kind::Own | Kind::Views));
+        own.map(|it| it.range).collect()
+    }
+
     fn lost(&self) -> Option<Error> {
         self.bootstrap.lost()
     }

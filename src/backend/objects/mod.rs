@@ -115,6 +115,8 @@ pub trait GroupObjects: Send + Sync {
     fn end(&self, data: DevPtr, kind: Kind, stream: Stream) -> Result<()>;
     /// The object that contains the byte at `data`; local.
     fn find(&self, data: DevPtr) -> Option<Found>;
+    /// The library's memory of this rank; local.
+    fn own(&self) -> Vec<Range>;
     /// The error of an exchange that other ranks never joined: no further one is possible.
     fn lost(&self) -> Option<Error>;
 }

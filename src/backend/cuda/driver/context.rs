@@ -3,7 +3,7 @@
 //! All driver calls are made between `Context::enter`, which pushes the context on the calling thread, and dropping
 //! its result, which pops it. So the caller's current context never changes.
 
-use crate::backend::cuda::driver::context_handle::{self, ContextId, DriverContext};
+use crate::backend::cuda::driver::context_handle::{self, ApartFromCaptures, ContextId, DriverContext};
 use crate::backend::cuda::driver::function;
 use crate::backend::cuda::driver::{self, pinned};
 use crate::backend::cuda::kernels::Functions;
@@ -267,7 +267,8 @@ impl ContextResources {
             Some(known) => Some(known.stream),
             None => None,
         };
-        let _entered = held.enter()?;
+        // Loading kernels would end a capture of this thread, and be refused beside one of another.
+        let (_entered, _apart) = (held.enter()?, ApartFromCaptures::enter()?);
         let resources =
             Arc::new(Self { stream: stream.map_or_else(driver::create_stream, Ok)?, kernels: function::load() });
         *cell = Some(Arc::clone(&resources));

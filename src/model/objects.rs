@@ -25,12 +25,8 @@ pub struct Range {
 }
 
 impl Range {
-    fn end(&self) -> u64 {
+    pub fn end(&self) -> u64 {
         self.begin + self.bytes
-    }
-
-    pub fn contains(&self, address: u64) -> bool {
-        (self.begin..self.end()).contains(&address)
     }
 }
 

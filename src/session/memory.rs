@@ -3,10 +3,10 @@
 use crate::backend::objects::{Found, Kind, Wanted};
 use crate::error::refusal::{InSequence, OfMemory, Subject};
 use crate::error::{Error, Result};
-use crate::model::objects::Range;
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
 use crate::session::group::Group;
+use std::ops::Range;
 
 impl Group {
     /// Allocates an object of `bytes`, which is an error if it could not be read; valid until [`Group::free_memory`] or
@@ -51,10 +51,11 @@ impl Group {
         self.backend().common.objects().find(data).is_some()
     }
 
-    /// The memory that the library allocated for its caller: of views each one's first byte, and objects.
-    pub fn owned(&self) -> Vec<Range> {
-        let views = self.views_at().into_iter().map(|at| Range { begin: at.0 as u64, bytes: 1, object: u32::MAX });
-        views.chain(self.backend().common.objects().own()).collect()
+    /// The addresses of memory that the library allocated for its caller: of views each one's first byte, and objects.
+    pub fn owned(&self) -> Vec<Range<u64>> {
+        let views = self.views_at().into_iter().map(|at| at.0 as u64..at.0 as u64 + 1);
+        let objects = self.backend().common.objects().own().into_iter().map(|it| it.begin..it.end());
+        views.chain(objects).collect()
     }
 
     /// The object that contains the byte at `data`.

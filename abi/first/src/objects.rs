@@ -6,11 +6,11 @@ use crate::types::{ncclEpGroup_t, ncclEpHandle_t, ncclResult_t};
 pub use nccl_ep_abi::guard::{Guard, check_out, last_error, set_last_error, write_out};
 use nccl_ep_abi::registry::{Missing, Names, Registry};
 use nccl_ep_core::error::Result;
-use nccl_ep_core::model::objects::Range;
 use nccl_ep_core::model::tensor::DevPtr;
 use nccl_ep_core::session;
 use nccl_ep_core::session::handle::Handle;
 use parking_lot::Mutex;
+use std::ops::Range;
 use std::sync::Arc;
 
 pub static GROUPS: Registry<Group> = Registry::new(1, Names { argument: "ep_group", object: "group" });
@@ -21,7 +21,7 @@ static FREEING: Mutex<Freeing<Allocator>> = Mutex::new(Freeing::EMPTY);
 
 /// What the library had allocated for the callers of destroyed groups, by the groups' numbers: descriptors that point
 /// there own nothing.
-static ENDED: Mutex<Vec<(usize, Range)>> = Mutex::new(Vec::new());
+static ENDED: Mutex<Vec<(usize, Range<u64>)>> = Mutex::new(Vec::new());
 
 /// A group of this ABI.
 pub struct Group {
@@ -57,7 +57,7 @@ impl Group {
 
     /// Whether `data` points to memory that the library allocated for the live or destroyed group `number`.
     pub fn owns(number: usize, data: DevPtr) -> bool {
-        let contains = |range: &Range| range.contains(data.0 as u64);
+        let contains = |range: &Range<u64>| range.contains(&(data.0 as u64));
         match GROUPS.find(number) {
             Ok(group) => group.session.owned().iter().any(contains),
             Err(Missing::Destroyed) => ENDED.lock().iter().any(|(of, range)| *of == number && contains(range)),

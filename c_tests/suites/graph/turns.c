@@ -6,8 +6,6 @@
 
 enum { kReplays = 3, kLateMicroseconds = 30000 };
 
-enum { kCaptured, kNext, kStreams };
-
 // Both phases.
 static void dispatch_staged(RefRun* run, cudaStream_t stream) {
     EP_CHECK_NCCL(ref_launch_dispatch(run, kRefStaged, stream));
@@ -64,67 +62,76 @@ EP_TEST(a_send_that_never_ran) {
     pair_close(&pair);
 }
 
-// A dispatch whose receive phase is held up on another stream, until the gate opens.
-static void dispatch_late(RefRun* run, EpGate* gate, cudaStream_t late) {
+// A pair of handles, and streams for what goes on beside the first one's late receive phase.
+typedef struct {
+    Pair pair;
+    cudaStream_t captured, next;
+    EpGate gate;
+} Late;
+
+static Late late_open(EpEnv* env) {
+    Late late = {.pair = pair_open(env, false)};
+    ep_open_streams(&late.captured, 1);
+    ep_open_streams(&late.next, 1);
+    return late;
+}
+
+static void late_close(Late* late) {
+    ep_close_streams(&late->captured, 1);
+    ep_close_streams(&late->next, 1);
+    pair_close(&late->pair);
+}
+
+// A dispatch of the first handle, whose receive phase is held up until end_late.
+static void dispatch_late(Late* late) {
+    RefRun* run = &late->pair.runs[0];
     ref_prepare_dispatch(run);
     EP_CHECK_NCCL(ref_launch_dispatch(run, kRefStaged, run->env->stream));
     EP_CHECK_CUDA(cudaStreamSynchronize(run->env->stream));
-    ep_gate_close(gate, late);
-    EP_CHECK_NCCL(ncclEpComplete(run->handle, NULL, late));
+    ep_gate_close(&late->gate, late->pair.aside);
+    EP_CHECK_NCCL(ncclEpComplete(run->handle, NULL, late->pair.aside));
 }
 
-static void open_late(EpGate* gate) {
+static void end_late(Late* late) {
     usleep(kLateMicroseconds);
-    ep_gate_open(gate);
+    ep_gate_open(&late->gate);
     EP_CHECK_CUDA(cudaDeviceSynchronize());
 }
 
 // The handle's next operation waits for the late receive phase, although a later one was captured.
-EP_TEST(a_receive_phase_that_is_late_beside_a_capture) {
-    Pair pair = pair_open(env, false);
-    RefRun* run = &pair.runs[0];
-    cudaStream_t streams[kStreams];
-    ep_open_streams(streams, kStreams);
-    EpGate gate;
-    dispatch_late(run, &gate, pair.aside);
-    if (ep_begin_capture(streams[kCaptured])) {
-        dispatch_staged(run, streams[kCaptured]);
-        forget_capture(streams[kCaptured]);
+EP_TEST_WITH(EP_TEST, a_late_receive_phase_beside_a_capture, Late, late, late_open, late_close) {
+    RefRun* run = &late->pair.runs[0];
+    dispatch_late(late);
+    if (ep_begin_capture(late->captured)) {
+        dispatch_staged(run, late->captured);
+        forget_capture(late->captured);
     }
     ref_run_change(run, kRefReplace);
-    EP_CHECK_NCCL(ref_launch_dispatch(run, kRefWhole, streams[kNext]));
-    open_late(&gate);
+    EP_CHECK_NCCL(ref_launch_dispatch(run, kRefWhole, late->next));
+    end_late(late);
     ref_combine(run);
-    ep_close_streams(streams, kStreams);
-    pair_close(&pair);
 }
 
 // A send that never ran is received before its slot's next operation, but after the slot's receive phase that is late.
-EP_TEST(a_receive_phase_that_is_late_beside_a_send_that_never_ran) {
-    Pair pair = pair_open(env, false);
-    RefRun *late = &pair.runs[0], *run = &pair.runs[1];
-    RefRun lost = pair_open_run(&pair, 77);
+EP_TEST_WITH(EP_TEST, a_late_receive_phase_beside_a_send_that_never_ran, Late, late, late_open, late_close) {
+    RefRun* run = &late->pair.runs[1];
+    RefRun lost = pair_open_run(&late->pair, 77);
     ref_prepare_dispatch(&lost);
     ref_prepare_dispatch(run);
-    cudaStream_t streams[kStreams];
-    ep_open_streams(streams, kStreams);
-    EpGate gate;
-    dispatch_late(late, &gate, pair.aside);
-    if (ep_begin_capture(streams[kCaptured])) {
-        dispatch_staged(run, streams[kCaptured]);
-        EP_CHECK_NCCL(ref_launch_dispatch(&lost, kRefStaged, streams[kCaptured]));
-        forget_capture(streams[kCaptured]);
+    dispatch_late(late);
+    if (ep_begin_capture(late->captured)) {
+        dispatch_staged(run, late->captured);
+        EP_CHECK_NCCL(ref_launch_dispatch(&lost, kRefStaged, late->captured));
+        forget_capture(late->captured);
     }
     EP_CHECK_NCCL(ep_handle_destroy(&lost.handle));
     dispatch_staged(run, env->stream);
     EP_CHECK_CUDA(cudaStreamSynchronize(env->stream));
-    EP_CHECK_NCCL(ref_launch_dispatch(run, kRefStaged, streams[kNext]));  // in the slot of both
-    open_late(&gate);
-    EP_CHECK_NCCL(ncclEpComplete(run->handle, NULL, streams[kNext]));
-    EP_CHECK_CUDA(cudaStreamSynchronize(streams[kNext]));
+    EP_CHECK_NCCL(ref_launch_dispatch(run, kRefStaged, late->next));  // in the slot of both
+    end_late(late);
+    EP_CHECK_NCCL(ncclEpComplete(run->handle, NULL, late->next));
+    EP_CHECK_CUDA(cudaStreamSynchronize(late->next));
     ref_check_dispatch(run);
-    ref_check_dispatch(late);
+    ref_check_dispatch(&late->pair.runs[0]);
     ref_run_close(&lost);
-    ep_close_streams(streams, kStreams);
-    pair_close(&pair);
 }

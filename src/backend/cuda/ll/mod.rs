@@ -29,7 +29,7 @@ use crate::backend::cuda::params::common::KernelOp;
 use crate::backend::cuda::params::ll::LlLayout;
 use crate::backend::cuda::pool::{MemoryRequest, Pool, Pooled};
 use crate::backend::{LlBackend, LlGroupBackend};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::model::handle_state::{CallerBlock, HandleStorage, header};
 use crate::model::ops::{LlDispatch, LlOp, Routing, StagedSlot, Stream, ViewBank};
 use crate::model::tensor::DevPtr;
@@ -166,22 +166,14 @@ impl InGroup {
     }
 
     /// Makes `at` wait for receive phases on other streams that use the memory of `op`. These may be phases of other
-    /// handles if the block is in a caller's memory, or if their rows arrive in the same view. Returns true if `at` is
-    /// now ordered after all receive phases on the handle's own memory.
-    fn follow_receivers(&self, op: &LlOp, at: &StreamScope) -> Result<bool> {
+    /// handles if the block is in a caller's memory, or if their rows arrive in the same view.
+    fn follow_receivers(&self, op: &LlOp, at: &StreamScope) -> Result<()> {
+        let follow = |slot| self.group.staged.follow(slot, at);
         let is_shared = self.handle.header.is_some();
         if is_shared || matches!(op, LlOp::Dispatch(LlDispatch { view: Some(_), .. })) {
-            let mut slots = StagedSlot::ALL.into_iter();
-            slots.try_for_each(|slot| self.group.staged.follow(slot, at).map(drop))?;
+            StagedSlot::ALL.into_iter().try_for_each(follow)?;
         }
-        if is_shared {
-            return Ok(false);
-        }
-        let mut slots = self.handle.memory.receivers.of(at.capture).peekable();
-        let has_any = slots.peek().is_some();
-        let follows_all =
-            slots.try_fold(true, |all, slot| Ok::<_, Error>(self.group.staged.follow(slot, at)? && all))?;
-        Ok(has_any && follows_all)
+        self.handle.memory.receivers.of(at.capture).try_for_each(follow)
     }
 
     /// What runs `part` of an operation over several nodes; `None` on one node.
@@ -220,7 +212,7 @@ impl LlBackend for CudaLl {
     fn run(&self, op: &LlOp, stream: Stream) -> Result<()> {
         let this = &self.0;
         let at = &this.enter_to_run(stream)?;
-        let follows = this.follow_receivers(op, at)?;
+        this.follow_receivers(op, at)?;
         let network = this.over_nodes(LaunchPart::WHOLE)?;
         let turn = this.group.order.begin(at)?;
         let launched = match network {
@@ -228,16 +220,14 @@ impl LlBackend for CudaLl {
             Some(network) => network.run(op, at),
         };
         turn.end_after(launched.and_then(|()| this.count(op, at)))?;
-        if follows {
-            this.handle.memory.receivers.clear(at.capture);
-        }
+        this.handle.memory.receivers.clear(at.capture);
         Ok(())
     }
 
     fn send(&self, op: &LlOp, slot: StagedSlot, stream: Stream) -> Result<()> {
         let this = &self.0;
         let at = &this.enter_to_run(stream)?;
-        let follows = this.follow_receivers(op, at)?;
+        this.follow_receivers(op, at)?;
         let network = this.over_nodes(LaunchPart::send(slot))?;
         let phase = this.group.staged.begin_send(slot, at)?;
         let turn = this.group.order.begin(at)?;
@@ -248,9 +238,7 @@ impl LlBackend for CudaLl {
             }
             Some(network) => network.send(op, at, turn, |after| phase.end(after))?,
         }
-        if follows {
-            this.handle.memory.receivers.clear(at.capture);
-        }
+        this.handle.memory.receivers.clear(at.capture);
         Ok(())
     }
 

@@ -91,10 +91,9 @@ impl Staged {
         Ok(ReceivePhase { slot: found, at })
     }
 
-    /// Makes `at` wait for the last receive phase in `slot`. Returns false if it does not wait, because a graph cannot
-    /// wait for work outside it.
-    pub fn follow(&self, slot: StagedSlot, at: &StreamScope) -> Result<bool> {
-        self.slot(slot)?.received.make_wait(at)
+    /// Makes `at` wait for the last receive phase in `slot`; a graph cannot wait for work outside it.
+    pub fn follow(&self, slot: StagedSlot, at: &StreamScope) -> Result<()> {
+        self.slot(slot)?.received.make_wait(at).map(drop)
     }
 
     /// Frees `slot` without a receive phase, which `discard` will enqueue before the slot's next operation.
